@@ -18,7 +18,7 @@ from sqlalchemy.pool import NullPool
 
 from tests import processes
 from tests.proxy import Proxy
-from tests.servers import DATABASE_PREFIX, DatabaseServer, MariaDB, MissingServer, MySQL56, PostgreSQL, Servers
+from tests.servers import DATABASE_PREFIX, KINDS, DatabaseServer, MariaDB, MissingServer, MySQL56, PostgreSQL, Servers
 
 #: Every database under test and what it can, for tests that ask by capability:
 #: network (behind a TCP port) · row_locks (two writers at once) · mysql · skip_locked · returning (of UPDATE) ·
@@ -28,6 +28,7 @@ CAPABILITIES = {
     "sqlite": frozenset({"returning"}),
 }
 DATABASES = tuple(CAPABILITIES)
+SERVER_FIXTURES = {*KINDS, "redis_server", "valkey_server"}
 
 
 # ---- options --------------------------------------------------------------------------------------------------
@@ -54,7 +55,14 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGHUP, leave)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks that are set here
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        callspec = getattr(item, "callspec", None)
+        database = callspec.params.get("database", "sqlite") if callspec else "sqlite"
+        if fixtures & SERVER_FIXTURES or database != "sqlite":
+            item.add_marker("servers")
     if config.getoption("--fast"):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)

@@ -82,6 +82,7 @@ def test_a_frozen_server_answers_once_it_thaws(database, counters, eventually):
     assert eventually(lambda: numbers(counters)) == [0, 0]
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize("kind", ["redis", "valkey"])
 def test_redis_keeps_what_it_confirmed_through_a_kill(kind, servers, request):
     server = request.getfixturevalue(f"{kind}_server")
@@ -96,6 +97,7 @@ def test_redis_keeps_what_it_confirmed_through_a_kill(kind, servers, request):
     assert PASSWORD in server.url
 
 
+@pytest.mark.servers
 def test_no_server_outlives_a_test_run_that_was_killed(eventually):
     program = (
         "import time\nfrom tests.servers import Redis\nprint(Redis().start().process.pid, flush=True)\ntime.sleep(60)"
@@ -110,6 +112,7 @@ def test_no_server_outlives_a_test_run_that_was_killed(eventually):
     assert eventually(lambda: is_gone(server))
 
 
+@pytest.mark.servers
 def test_a_server_that_cannot_start_says_why(monkeypatch):
     monkeypatch.setattr(Redis, "command", lambda self: [self.program(), "--no-such-option", "1"])
     server = Redis()
@@ -317,6 +320,7 @@ def test_a_real_worker_runs_until_the_test_ends(celery_processes, redis_server, 
     eventually(lambda: is_gone(pid))
 
 
+@pytest.mark.servers
 def test_a_worker_with_a_shifted_clock_still_measures_durations_right():
     program = dedent("""
         import time
