@@ -29,13 +29,15 @@ class Killed:
     rows: frozenset[int]
 
 
-def kill_holder(engine: Engine, workers: Iterable[Process], snapshot: Snapshot, *, seconds: float) -> Killed | None:
-    """Kill the worker that holds the most rows; None when it had handed in all of them before it could be hit.
+def kill_holder(
+    engine: Engine, workers: Iterable[Process], snapshot: Snapshot, *, least: int, seconds: float
+) -> Killed | None:
+    """Kill the worker that holds the most rows; None when that is less than `least`, or it was quicker than we.
 
     It is frozen first, because between a look at the table and a kill it could finish its batch.
     """
     victim = max(workers, key=lambda worker: snapshot.held[worker.name])
-    if not snapshot.held[victim.name]:
+    if snapshot.held[victim.name] < least:
         return None
     victim.freeze()
     rows = _settled_rows(engine, victim.name)

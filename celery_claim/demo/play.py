@@ -86,7 +86,7 @@ def _play(options: Options, console: Console, stack: ExitStack) -> Proof:
         fleet.start()
         watch.follow(fleet.workers)
         watch.say(f"{plan.workers} workers and a beat are starting, {plan.consumers} consumers per window")
-        killed, pace = _work(engine, fleet, watch, kill=options.kill)
+        killed, pace = _work(engine, plan, fleet, watch, kill=options.kill)
         fleet.stop()
         watch.say("workers and beat have stopped")
     proof = prove(engine, killed=killed, kill_wanted=options.kill)
@@ -164,7 +164,7 @@ def _tables(engine: Engine, options: Options, watch: Watch) -> Iterator[None]:
             load.drop(engine, keep=before)
 
 
-def _work(engine: Engine, fleet: Fleet, watch: Watch, *, kill: bool) -> tuple[Killed | None, Pace]:
+def _work(engine: Engine, plan: Plan, fleet: Fleet, watch: Watch, *, kill: bool) -> tuple[Killed | None, Pace]:
     """Watch until every row has ended; half way, kill a worker that holds rows."""
     killed: Killed | None = None
     back_after: float | None = None
@@ -180,7 +180,9 @@ def _work(engine: Engine, fleet: Fleet, watch: Watch, *, kill: bool) -> tuple[Ki
             watch.say("the first window has opened, rows are being claimed")
         watch.show(snapshot)
         if kill and killed is None and snapshot.ended * 2 >= snapshot.total:
-            killed = kill_holder(engine, fleet.workers, snapshot, seconds=watch.seconds)
+            # A worker with a full batch shows more; towards the end any worker with a row will do.
+            least = plan.batch_size if snapshot.ended < 0.7 * snapshot.total else 1
+            killed = kill_holder(engine, fleet.workers, snapshot, least=least, seconds=watch.seconds)
             if killed:
                 watch.say(f"kill -9 {killed.worker}, which holds {len(killed.rows)} claimed rows")
         if killed and back_after is None and not open_rows(engine, killed.rows):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from celery_claim.demo.run import DemoError, Process
+from celery_claim.schedules import FIRE_QUEUE
 
 #: A fresh Valkey answers in some ten milliseconds; a machine that is very busy gets this many seconds.
 START_TIMEOUT = 10.0
@@ -55,7 +56,7 @@ def check_broker(broker: str) -> None:
 
     shown = maybe_sanitize_url(broker)
     try:
-        transport = Connection(broker).transport
+        transport: Any = Connection(broker).transport
     except (KeyError, ImportError) as error:
         raise DemoError(f"the broker {shown} cannot be used: {error}") from None
     with Connection(broker, connect_timeout=5) as connection:
@@ -63,6 +64,9 @@ def check_broker(broker: str) -> None:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=5)
         except (KombuError, OSError, *transport.connection_errors, *transport.channel_errors) as error:
             raise DemoError(f"the broker {shown} does not answer: {without_password(error, broker)}") from None
+        if transport.driver_type == "amqp" and _has_queue(connection, FIRE_QUEUE):
+            # Redis keys get a prefix, AMQP queues cannot: our workers would take the other application's messages.
+            raise DemoError(f"a celery_claim application uses {shown}: give the demo a virtual host of its own")
 
 
 def clean_broker(broker: str, queue: str) -> None:
@@ -77,7 +81,9 @@ def clean_broker(broker: str, queue: str) -> None:
     from kombu import Connection
 
     with Connection(broker, connect_timeout=5) as connection:
-        connection.default_channel.queue_delete(queue)
+        channel: Any = connection.default_channel
+        for name in (queue, FIRE_QUEUE):
+            channel.queue_delete(name)
 
 
 def without_password(error: object, url: str) -> str:
@@ -87,6 +93,15 @@ def without_password(error: object, url: str) -> str:
     password = url_to_parts(url).password
     text = str(error).strip()
     return text.replace(password, "**") if password else text
+
+
+def _has_queue(connection: Any, queue: str) -> bool:
+    with connection.channel() as channel:
+        try:
+            channel.queue_declare(queue, passive=True)
+        except connection.channel_errors:
+            return False
+    return True
 
 
 def _is_redis(broker: str) -> bool:

@@ -1,0 +1,267 @@
+"""Keep the lease of rows that a live process holds, however long they take.
+
+One thread per process and database, with a connection of its own, renews every lease/3 all rows that are not yet
+written back, finished ones too. It stops last: rows that are being finished at shutdown are still ours.
+
+A crash of the process ends the renewals, and `recover` gives the rows back when the lease is over. A process that was
+frozen finds its leases expired by its own clock before it starts the next row, and the table refuses whatever it
+still writes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from celery_claim.claims.claim import Claim
+from celery_claim.claims.sql.statements import Statements
+from celery_claim.claims.write_back import Buffer, WriteBack, release
+from celery_claim.database import Database, Link
+from celery_claim.exceptions import ClaimError, Contention
+
+logger = logging.getLogger(__name__)
+
+#: Outcomes that wait longer than this while a row is being worked on are written by the renewer.
+FLUSH_SECONDS = 0.2
+#: How long the renewer waits for a row lock: it has other rows to keep.
+LOCK_WAIT_SECONDS = 1
+IDLE_SECONDS = 60.0
+
+
+class Held:
+    """Rows of one claim that this process has not written back yet."""
+
+    def __init__(
+        self,
+        statements: Statements,
+        claim: Claim,
+        *,
+        lease_seconds: int | None,
+        row_time_limit: float | None = None,
+        locks_its_row: bool = False,
+        on_lost: Callable[[Sequence[Any]], None] = lambda keys: None,
+        on_flushed: Callable[[WriteBack], None] = lambda result: None,
+    ) -> None:
+        """`locks_its_row`: the handler's own transaction may hold the current row, which keeps it ours as well."""
+        self.statements = statements
+        self.token = claim.token
+        self.buffer = Buffer(statements, claim.token)
+        self.lease_seconds = lease_seconds
+        self._row_time_limit = row_time_limit
+        self._locks_its_row = locks_its_row
+        self._on_lost = on_lost
+        self._on_flushed = on_flushed
+        self._lock = threading.Lock()
+        self._open = set(claim.rows)
+        self._renewed_at = claim.sent_at
+        self._tried_at = claim.sent_at
+        self._current: tuple[Any, ...] = ()
+        self._started_at = 0.0
+        self._paused_until = 0.0
+
+    @property
+    def expires_at(self) -> float:
+        """time.monotonic() at which the rows may belong to somebody else."""
+        return self._renewed_at + self.lease_seconds if self.lease_seconds is not None else float("inf")
+
+    def start(self, keys: Iterable[Any]) -> bool:
+        """Whether all of these rows are still ours and may be started now; if so they are the current ones."""
+        with self._lock:
+            keys = tuple(keys)
+            if not self._open.issuperset(keys) or time.monotonic() >= self.expires_at:
+                return False
+            self._current, self._started_at = keys, time.monotonic()
+            return True
+
+    def finish(self) -> None:
+        """Nothing is being worked on; the rows stay ours until they are settled."""
+        with self._lock:
+            self._current = ()
+
+    def settle(self, keys: Iterable[Any]) -> None:
+        """Forget rows that are written back, released or lost."""
+        with self._lock:
+            self._open.difference_update(keys)
+
+    @property
+    def open(self) -> list[Any]:
+        with self._lock:
+            return sorted(self._open)
+
+    # ---- the renewer's side
+
+    def due(self) -> float:
+        """time.monotonic() at which the renewer has to look at this claim again."""
+        with self._lock:
+            never = float("inf")
+            renewal = never if self.lease_seconds is None else self._tried_at + self.lease_seconds / 3
+            overrun = self._started_at + (self._row_time_limit or never) if self._current else never
+            return max(self._paused_until, min(self.buffer.oldest + FLUSH_SECONDS, renewal, overrun))
+
+    def pause(self) -> None:
+        """Leave this claim alone for a moment after a fault."""
+        self._paused_until = time.monotonic() + min(1.0, (self.lease_seconds or 60) / 6)
+
+    def keep(self, link: Link) -> None:
+        """Write outcomes that waited long enough, let go of a row that overran its limit, renew the rest."""
+        now = time.monotonic()
+        if now >= self.buffer.oldest + FLUSH_SECONDS:
+            self._flush(link)
+        self._let_go(link, now)
+        if self.lease_seconds is not None and now >= self._tried_at + self.lease_seconds / 3:
+            self._renew(link)
+
+    def _flush(self, link: Link) -> None:
+        result = self.buffer.flush(link)
+        self.settle([*result.written, *result.lost])
+        self._on_flushed(result)
+
+    def _let_go(self, link: Link, now: float) -> None:
+        """Stop renewing rows that ran past their limit, and give the rows behind them to other workers."""
+        with self._lock:
+            limit = self._row_time_limit
+            if limit is None or not self._current or now < self._started_at + limit:
+                return
+        # What is finished is written before the rest goes back, or it would be done again.
+        self._flush(link)
+        with self._lock:
+            stuck, self._current = self._current, ()
+            self._open.difference_update(stuck)
+            behind = sorted(self._open)
+            self._open.clear()
+        logger.error(
+            "row %s of %s ran longer than row_time_limit=%g s: its lease is not renewed any more",
+            ", ".join(map(repr, stuck)),
+            self.statements.of.name,
+            limit,
+        )
+        release(link, self.statements, self.token, behind)
+
+    def _renew(self, link: Link) -> None:
+        sent_at = time.monotonic()
+        self._tried_at = sent_at
+        keys = self.open
+        if not keys:
+            return
+        try:
+            lost = _renewed(link, self.statements, self.token, keys)
+        except Contention:
+            lost = self._renew_each(link, keys)
+        if lost:
+            self.settle(lost)
+            self._on_lost(lost)
+        self._renewed_at = sent_at
+
+    def _renew_each(self, link: Link, keys: Sequence[Any]) -> list[Any]:
+        """Renew row by row, because somebody holds a lock on some; a locked row cannot be recovered either."""
+        lost: list[Any] = []
+        locked: list[Any] = []
+        for key in keys:
+            try:
+                lost += _renewed(link, self.statements, self.token, [key])
+            except Contention:
+                locked.append(key)
+        if [key for key in locked if not (self._locks_its_row and key in self._current)]:
+            logger.warning("rows %r of %s are locked by another transaction", locked, self.statements.of.name)
+        return lost
+
+
+def _renewed(link: Link, statements: Statements, token: str, keys: Sequence[Any]) -> list[Any]:
+    """Renew rows; returns those that are not ours any more."""
+    parameters = {"keys": keys, "token": token}
+    result = link.execute(statements.renew, parameters)
+    if not result.returns_rows and result.rowcount == len(keys):
+        return []
+    # A driver without FOUND_ROWS counts changed rows only, and a second renewal within one second changes nothing.
+    ours = set(result.scalars() if result.returns_rows else link.execute(statements.won_keys, parameters).scalars())
+    return [key for key in keys if key not in ours]
+
+
+class Renewer:
+    """The thread that keeps every claim of one process on one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._changed = threading.Condition()
+        self._held: set[Held] = set()
+        self._thread: threading.Thread | None = None
+
+    def hold(self, held: Held) -> None:
+        """Keep these rows until `drop`."""
+        with self._changed:
+            self._held.add(held)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="celery_claim-renewer", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def drop(self, held: Held) -> None:
+        with self._changed:
+            self._held.discard(held)
+
+    def _run(self) -> None:
+        with self._database.linked(lock_wait_seconds=LOCK_WAIT_SECONDS) as link:
+            while True:
+                held, wait = self._next()
+                if held is None:
+                    if not self._rest(wait):
+                        return
+                elif not self._keep(held, link):
+                    held.pause()
+
+    def _next(self) -> tuple[Held | None, float]:
+        with self._changed:
+            if not self._held:
+                return None, IDLE_SECONDS
+            first = min(self._held, key=Held.due)
+            wait = first.due() - time.monotonic()
+            return (first, 0.0) if wait <= 0 else (None, min(wait, FLUSH_SECONDS))
+
+    def _rest(self, seconds: float) -> bool:
+        """Wait for the next thing to do; False when nothing was held for a while and the thread may end."""
+        with self._changed:
+            self._changed.wait(seconds)
+            if self._held or seconds < IDLE_SECONDS:
+                return True
+            self._thread = None
+            return False
+
+    def _keep(self, held: Held, link: Link) -> bool:
+        try:
+            held.keep(link)
+        except ClaimError as error:
+            logger.warning("leases of %s could not be renewed: %s", held.statements.of.name, error)
+            return False
+        except Exception:
+            # Without this thread every row of the process would lose its lease.
+            logger.exception("the renewer of %s failed", held.statements.of.name)
+            return False
+        return True
+
+
+_renewers: weakref.WeakKeyDictionary[Database, Renewer] = weakref.WeakKeyDictionary()
+_renewers_lock = threading.Lock()
+
+
+def renewer_of(database: Database) -> Renewer:
+    """The renewer of this process for a database."""
+    with _renewers_lock:
+        renewer = _renewers.get(database)
+        if renewer is None:
+            renewer = _renewers[database] = Renewer(database)
+        return renewer
+
+
+def _forget_renewers() -> None:
+    # The threads stayed in the parent, and so did what they keep.
+    global _renewers_lock
+    _renewers_lock = threading.Lock()
+    _renewers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_renewers)

@@ -1,0 +1,53 @@
+"""Statements as text, for people and for EXPLAIN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Dialect, literal
+from sqlalchemy.exc import CompileError
+from sqlalchemy.sql import visitors
+from sqlalchemy.sql.elements import BindParameter
+
+#: Values that stand in for a claim's own when a plan is asked for.
+_SAMPLES = {"limit": 20, "offset": 0, "token": "0" * 32, "lease": 600, "worker": "node-c0", "seconds": 60, "error": ""}
+
+
+def render(statement: Any, dialect: Dialect) -> str:
+    """The statement as the database gets it; parameters stay named, lists of keys are shown as one."""
+    named = type(dialect)(paramstyle="named")
+    text = str(statement.compile(dialect=named, compile_kwargs={"render_postcompile": False}))
+    return " ".join(_with_literals(statement, text).replace("\n", " ").split())
+
+
+def _with_literals(statement: Any, text: str) -> str:
+    """Put the status values in place of the placeholders that SQLAlchemy keeps until execution."""
+    for element in visitors.iterate(statement):
+        if isinstance(element, BindParameter):
+            placeholder = f"__[POSTCOMPILE_{element.key}]"
+            if element.literal_execute:
+                text = text.replace(placeholder, repr(element.value))
+            elif element.expanding:
+                text = text.replace(placeholder, f":{element.key}")
+    return text
+
+
+def render_sample(statement: Any, dialect: Dialect, key_type: Any) -> str:
+    """The statement with sample values written into it."""
+
+    def sample(element: Any, **_: Any) -> Any:
+        if not isinstance(element, BindParameter) or element.value is not None:
+            return None
+        if element.expanding:
+            return element._with_value([_sample_key(key_type)])
+        return literal(_SAMPLES.get(element.key, 1), element.type)
+
+    filled = visitors.replacement_traverse(statement, {}, sample)
+    try:
+        return str(filled.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+    except CompileError:  # a key type without a literal form: its plan is not looked at
+        return ""
+
+
+def _sample_key(key_type: Any) -> Any:
+    return "0" if key_type.python_type is str else 0

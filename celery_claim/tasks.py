@@ -1,0 +1,423 @@
+"""Task base classes: a Celery task whose work is the rows of a table.
+
+``send_mail.run(row)`` and ``send_mail(row)`` are the user's own function. ``send_mail.delay()``, ``apply_async()``,
+``apply()`` and ``send_mail()`` are one drain of the table; a window's messages carry their place under ``claim=``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import celery
+from celery.utils.threads import LocalStack
+
+from celery_claim import signals
+from celery_claim.app import database_for, setup, state_of
+from celery_claim.options import check_names, check_values, where
+from celery_claim.outages import Outage
+from celery_claim.rows.outcomes import Retry
+from celery_claim.rows.window import OpenWindow
+from celery_claim.states import Status
+from celery_claim.stopping import worker_is_stopping
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from celery_claim.claims.check import Finding
+    from celery_claim.claims.table import Claims
+    from celery_claim.claims.write_back import Outcome
+    from celery_claim.rows.consume import Options, Pace, Place
+    from celery_claim.rows.report import Counts
+
+logger = logging.getLogger(__name__)
+
+
+class ClaimTask(celery.Task):  # type: ignore[type-arg]
+    """A task that claims rows of a table, processes them, and writes back what became of them.
+
+    Use it as ``@app.task(base=ClaimTask, model=Mail)`` on a function of one row, or subclass it with
+    ``process(self, row)`` or ``process_batch(self, rows)``. All options are class attributes.
+    """
+
+    abstract = True
+    #: The handler's signature is not the message's: a message has no arguments.
+    typing = False
+    ignore_result = True
+    #: Empty runs must not push real tasks out of a monitor's memory.
+    send_events = False
+
+    #: ORM class or sqlalchemy.Table whose rows are the queue; or `table`.
+    model: Any = None
+    #: Name of an existing table without a model, read from the database at first use.
+    table: str | None = None
+    #: Schema of `table`.
+    schema: str | None = None
+    #: Claim column -> its name in this table, where they differ.
+    columns: Mapping[str, Any] = {}
+    #: Status (or its name) -> its value in this table, where they differ. RETRYING, QUEUED and CANCELLED that are
+    #: left out do not exist in this table.
+    values: Mapping[Any, Any] | None = None
+    #: The database of this task, where it is not the app's claim_database_url; or `engine`.
+    database_url: str | None = None
+    engine: Engine | None = None
+
+    #: How many rows to claim at once, at most.
+    batch_size: int = 20
+    #: Seconds a worker may be silent before another may take its rows; a live worker renews them. None: never.
+    lease_seconds: int | None = 600
+    #: Seconds after which a row is not renewed any more although its handler still runs.
+    row_time_limit: float | None = None
+    #: How many exceptions a row may raise and be run again; 0: it fails at the first; None: no limit.
+    max_retries: int | None = 0
+    #: Seconds before the first retry; doubled each time up to retry_backoff_max.
+    retry_backoff: float = 5
+    retry_backoff_max: float = 3600
+    retry_jitter: bool = True
+    #: Exceptions after which a row is not run again.
+    no_retry_for: tuple[type[BaseException], ...] = ()
+    #: How many owners a row may lose before it fails: a row that kills its worker each time must not loop for ever.
+    max_reclaims: int | None = 5
+    #: "row": each result is written at once; "batch": up to 100 together, within 0.2 s.
+    write_back: str = "row"
+    #: The handler gets (row, session), and its writes and the row's success commit together or not at all.
+    transactional: bool = False
+    #: Claim with FOR UPDATE SKIP LOCKED on MySQL >= 8.0.1 or MariaDB >= 10.6: strict order, slower.
+    skip_locked: bool = False
+    #: (rows, share): end a run when that share of that many last rows raised something unexpected; None: never.
+    failure_breaker: tuple[int, float] | None = (50, 0.8)
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        check_names(cls, cls.__mro__[1])
+
+    @classmethod
+    def on_bound(cls, app: celery.Celery) -> None:
+        """Check the options and arm the plugin for the app; Celery calls this more than once."""
+        if cls.__dict__.get("abstract"):
+            return
+        check_values(cls)
+        setup(app)
+
+    # ---- calling
+
+    def run(self, *arguments: Any, **named: Any) -> Any:
+        """The user's own function: `process(row)` or `process_batch(rows)` of a class."""
+        handle = self.process_batch if self.handles_batches() else self.process
+        return handle(*arguments, **named)
+
+    def process(self, row: Any) -> Any:
+        """Handle one claimed row; it is detached, with all its columns loaded."""
+        raise NotImplementedError("define process(self, row)")
+
+    def process_batch(self, rows: list[Any]) -> Any:
+        """Handle a batch of claimed rows; None, or key -> None, Done, Retry, Fail, Skip or an exception."""
+        raise NotImplementedError("define process_batch(self, rows)")
+
+    def __call__(self, *arguments: Any, claim: Mapping[str, Any] | None = None, **named: Any) -> Any:
+        """With arguments the user's function; without, one drain: a Counts, or its dict as a worker's result."""
+        if arguments or named:
+            return self.run(*arguments, **named)
+        if self.request.called_directly or self.request.is_eager:
+            return self.drain() if claim is None else asdict(self._drain(**self._window(claim)))
+        return self._work(claim)
+
+    def retry(self, *arguments: Any, **options: Any) -> Any:  # type: ignore[override]
+        """Run the row again later; Celery's own would publish the whole run again."""
+        named = dict(
+            zip(("args", "kwargs", "exc", "throw", "eta", "countdown", "max_retries"), arguments, strict=False)
+        )
+        named |= options
+        error = named.get("exc") or sys.exc_info()[1]
+        reason = f"{type(error).__name__}: {error}" if error else None
+        raise Retry(countdown=named.get("countdown"), reason=reason) from error
+
+    @property
+    def window(self) -> OpenWindow | None:
+        """The run that the calling handler is part of; None outside of one."""
+        window: OpenWindow | None = _windows.top
+        return window
+
+    # ---- the public verbs
+
+    def drain(self, max_run_time: float | None = None, limit: int | None = None) -> Counts:
+        """Work here and now, without worker or beat, until no row is claimable.
+
+        `max_run_time`: seconds after which no further row is started; `limit`: rows claimed at most. The failure
+        breaker is off. Raises DatabaseUnavailable or StatementRefused when the table cannot be worked on.
+        """
+        deadline = math.inf if max_run_time is None else time.monotonic() + max_run_time
+        return self._drain(deadline=deadline, limit=limit, breaker=False)
+
+    def recover(self, lease_seconds: int | None = None) -> list[Any]:
+        """Give back the rows of dead owners; returns their keys. `lease_seconds` overrides the rows' own leases."""
+        from celery_claim.claims.recover import recover
+
+        claims = self.claims
+        with claims.linked(lock_wait_seconds=1) as link:
+            keys = recover(
+                link,
+                claims.statements,
+                lease_seconds=self.lease_seconds if lease_seconds is None else lease_seconds,
+                override=lease_seconds is not None,
+                max_reclaims=self.max_reclaims,
+            )
+        if keys:
+            logger.warning("%s: %d rows of dead or silent owners were given back", self.name, len(keys))
+            signals.rows_recovered.send(sender=self, keys=keys)
+        return keys
+
+    def promote(self) -> list[Any]:
+        """Make retries that are due claimable; returns their keys."""
+        from celery_claim.claims.recover import promote
+
+        with self.claims.linked(lock_wait_seconds=1) as link:
+            return promote(link, self.claims.statements)
+
+    def release(self, keys: Sequence[Any]) -> list[Any]:
+        """Give rows in progress back whoever owns them (their results will be refused); returns the keys changed."""
+        from celery_claim.claims.recover import release_any
+
+        with self.claims.linked() as link:
+            return release_any(link, self.claims.statements, self._keys(keys))
+
+    def retry_failed(self, keys: Sequence[Any] | str | None = None, error_like: str | None = None) -> list[Any]:
+        """Make failed rows claimable with fresh counters; returns their keys.
+
+        `keys`: a list, or "all". `error_like`: an SQL LIKE pattern on the error; a text without % may stand anywhere
+        in it. Raises ValueError without either.
+        """
+        from celery_claim.claims.recover import retry_failed
+
+        if keys is None and error_like is None:
+            raise ValueError('retry_failed: say which rows: keys=[...], keys="all" or error_like="%..."')
+        if error_like is not None:
+            self._require("error_message", "retry_failed(error_like=...)")
+            error_like = error_like if "%" in error_like else f"%{error_like}%"
+        chosen = None if keys is None or keys == "all" else self._keys(keys)
+        with self.claims.linked() as link:
+            return retry_failed(link, self.claims.statements, keys=chosen, like=error_like)
+
+    def cancel(self, keys: Sequence[Any]) -> list[Any]:
+        """Take rows that nobody has started out of the queue; returns the keys changed."""
+        from celery_claim.claims.recover import cancel
+
+        if not self.claims.table.knows(Status.CANCELLED):
+            raise ValueError(f"{self.name}: values= has no CANCELLED, so no row can be cancelled")
+        with self.claims.linked() as link:
+            return cancel(link, self.claims.statements, self._keys(keys))
+
+    def status(self) -> dict[str, int | None]:
+        """Rows by state, counted up to 1,000,000 each, and the age in seconds of the oldest pending row.
+
+        The age is None when nothing is pending or the table has no `created_time` column.
+        """
+        from celery_claim.claims.count import count
+
+        with self.claims.linked() as link:
+            return count(link, self.claims.statements)
+
+    def check(self) -> list[Finding]:
+        """What is wrong with the table, its indexes and this task's options; empty when all is well."""
+        from celery_claim.checking import check_task
+
+        return check_task(self)
+
+    # ---- what the class knows of itself
+
+    @classmethod
+    def handles_batches(cls) -> bool:
+        """Whether the handler takes a list of rows."""
+        return cls.process_batch is not ClaimTask.process_batch
+
+    @classmethod
+    def handler_and_arguments(cls) -> tuple[Any, tuple[str, ...]]:
+        """The user's function as it will be called, and the names of what it gets."""
+        own = ("self",)
+        if cls.handles_batches():
+            return cls.process_batch, (*own, "rows")
+        row = ("row", "session") if cls.transactional else ("row",)
+        if cls.run is not ClaimTask.run:
+            static = isinstance(next(c.__dict__["run"] for c in cls.__mro__ if "run" in c.__dict__), staticmethod)
+            return cls.run, row if static else own + row
+        return (None, ()) if cls.process is ClaimTask.process else (cls.process, own + row)
+
+    @property
+    def claims(self) -> Claims:
+        """The table of this task on its database, ready to be claimed from.
+
+        Raises ConfigurationError when there is no database or the table does not fit, DatabaseUnavailable when a
+        table without a model cannot be read just now.
+        """
+        state = state_of(self.app)
+        return state.once(("claims", type(self)), self._make_claims)
+
+    # ---- the run
+
+    def _work(self, claim: Mapping[str, Any] | None) -> dict[str, Any]:
+        """One run in a worker. A table that cannot be worked on is logged now and then, and is the run's result."""
+        from celery_claim.exceptions import ClaimError
+
+        outage = self._outage()
+        try:
+            counts = self._drain(**self._window(claim or {}))
+        except ClaimError as error:
+            outage.failed(error)
+            return {"error": str(error)}
+        outage.worked()
+        return {**asdict(counts), "error": None}
+
+    def _window(self, claim: Mapping[str, Any]) -> dict[str, Any]:
+        from celery_claim.rows.consume import Place
+
+        seconds = claim.get("max_run_time")
+        return {
+            "deadline": math.inf if seconds is None else time.monotonic() + seconds,
+            "limit": None,
+            "breaker": True,
+            "place": Place(
+                consumer_id=claim.get("consumer_id", 0),
+                ordinal=claim.get("ordinal", claim.get("consumer_id", 0)),
+                consumers=claim.get("consumers", 1),
+            ),
+        }
+
+    def _drain(self, *, deadline: float, limit: int | None, breaker: bool, place: Place | None = None) -> Counts:
+        from celery_claim.rows.consume import Consumer
+
+        claims = self.claims
+        consumer_id = place.consumer_id if place else 0
+        consumer = Consumer(
+            claims.database,
+            claims.statements,
+            self._options(breaker=breaker),
+            self._handler(),
+            _Signals(self),
+            worker_id=f"{self._node()}-c{consumer_id}",
+            place=place,
+            pace=self._pace(),
+            deadline=deadline,
+            limit=limit,
+            should_stop=worker_is_stopping,
+        )
+        _windows.push(OpenWindow(deadline, consumer_id, consumer.stopping))
+        try:
+            counts = consumer.run()
+        finally:
+            _windows.pop()
+        if consumer.broken:
+            logger.warning("%s: too many of the last rows failed unexpectedly, this run ended early", self.name)
+        signals.run_finished.send(sender=self, counts=counts)
+        return counts
+
+    def _handler(self) -> Callable[..., Any]:
+        return self.process_batch if self.handles_batches() else self.run
+
+    def _options(self, *, breaker: bool) -> Options:
+        from celery_claim.rows.consume import Options
+        from celery_claim.rows.process import RetryPolicy
+
+        retry = RetryPolicy(
+            max_retries=sys.maxsize if self.max_retries is None else self.max_retries,
+            retry_backoff=self.retry_backoff,
+            retry_backoff_max=self.retry_backoff_max,
+            retry_jitter=self.retry_jitter,
+            no_retry_for=tuple(self.no_retry_for),
+        )
+        return Options(
+            batch_size=self.batch_size,
+            lease_seconds=self.lease_seconds,
+            row_time_limit=self.row_time_limit,
+            retry=retry,
+            in_batches=self.handles_batches(),
+            write_back_in_batches=self.write_back == "batch",
+            transactional=self.transactional,
+            skip_locked=self.skip_locked,
+            failure_breaker=self.failure_breaker if breaker else None,
+        )
+
+    def _make_claims(self) -> Claims:
+        from celery_claim.claims.table import Claims
+
+        database = database_for(self.app, where(type(self)), url=self.database_url, engine=self.engine)
+        return Claims.of(
+            database,
+            model=self.model,
+            table=self.table,
+            schema=self.schema,
+            columns=self.columns,
+            values=self.values,
+        )
+
+    def _pace(self) -> Pace:
+        from celery_claim.rows.consume import Pace
+
+        return state_of(self.app).once(("pace", type(self)), Pace)
+
+    def _outage(self) -> Outage:
+        return state_of(self.app).once(("outage", type(self)), lambda: Outage(f"task {self.name}", logger))
+
+    def _node(self) -> str:
+        return state_of(self.app).settings.node_name or self.request.hostname or socket.gethostname()
+
+    def _keys(self, keys: Sequence[Any]) -> list[Any]:
+        if isinstance(keys, (str, bytes)) or not isinstance(keys, Sequence):
+            raise TypeError(f"expected a list of keys, got {keys!r}")
+        return list(keys)
+
+    def _require(self, role: str, what: str) -> None:
+        if not self.claims.table.has(role):
+            raise ValueError(
+                f"{self.name}: {what} needs a column for {role}, and table {self.claims.table.name} has none"
+            )
+
+
+#: The runs of this thread or greenlet, innermost last: one stack serves all threads.
+_windows: LocalStack = LocalStack()
+
+
+class _Signals:
+    """Tells Celery signals and the log what happens to the rows of a task."""
+
+    def __init__(self, task: ClaimTask) -> None:
+        self._task = task
+
+    def claimed(self, rows: Mapping[Any, Any]) -> None:
+        if signals.row_claimed.receivers:
+            signals.row_claimed.send(sender=self._task, keys=list(rows), rows=list(rows.values()))
+
+    def ended(self, key: Any, outcome: Outcome) -> None:
+        if outcome.status is Status.SUCCEEDED:
+            if signals.row_succeeded.receivers:
+                signals.row_succeeded.send(sender=self._task, key=key)
+            return
+        failure = {"key": key, "reason": outcome.error, "exception": outcome.cause}
+        if outcome.status is Status.FAILED:
+            logger.error("%s: row %r failed: %s", self._task.name, key, outcome.error, exc_info=_traceback(outcome))
+            signals.row_failed.send(sender=self._task, **failure)
+        else:
+            logger.warning("%s: row %r waits %.0f s: %s", self._task.name, key, outcome.delay, outcome.error)
+            signals.row_retried.send(sender=self._task, countdown=outcome.delay, **failure)
+
+    def lost(self, keys: Sequence[Any]) -> None:
+        logger.warning(
+            "%s: rows %r are no longer ours; their results were not written", self._task.name, list(keys)[:20]
+        )
+        signals.claim_lost.send(sender=self._task, keys=list(keys))
+
+
+def _traceback(outcome: Outcome) -> BaseException | None:
+    """The exception whose traceback helps: not that of a Fail or Retry the handler chose."""
+    return outcome.cause if outcome.cause is not None and outcome.cause.__traceback__ and _surprising(outcome) else None
+
+
+def _surprising(outcome: Outcome) -> bool:
+    from celery_claim.rows.outcomes import HandlerOutcome
+
+    return not isinstance(outcome.cause, (HandlerOutcome, celery.exceptions.Retry, celery.exceptions.Reject))
