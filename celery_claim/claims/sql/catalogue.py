@@ -95,7 +95,7 @@ def table_facts(link: Link, statements: Statements) -> TableFacts:
     token_type = columns[token.name]["type"] if token.name in columns else None
     time_type = columns[since.name]["type"] if since.name in columns else None
     status_type = columns[table.status.name]["type"] if table.status.name in columns else None
-    partial = [index for index in indexes.values() if _where(index)]
+    partial = [index for index in indexes.values() if _where(index) is not None]
     return TableFacts(
         exists=True,
         preparer=preparer,
@@ -113,7 +113,7 @@ def table_facts(link: Link, statements: Statements) -> TableFacts:
         indexes={
             key: tuple(column or "" for column in index["column_names"])
             for key, index in indexes.items()
-            if not _where(index)
+            if _where(index) is None
         },
         wants_partial_index=link.dialect.partial_indexes
         and link.dialect.skips_locked
@@ -124,4 +124,5 @@ def table_facts(link: Link, statements: Statements) -> TableFacts:
 
 def _where(index: Any) -> Any:
     options = index.get("dialect_options", {})
-    return options.get("postgresql_where") or options.get("sqlite_where")
+    # Compared with None: SQLite's is a clause, and a clause refuses to be true or false.
+    return next((options[name] for name in ("postgresql_where", "sqlite_where") if options.get(name) is not None), None)
