@@ -10,7 +10,7 @@ def exponential(attempt: int, *, base: float, cap: float, jitter: bool = True) -
 
     Without the jitter, rows that failed together in an outage would all come back in the same second.
     """
-    seconds = min(cap, base * 2 ** min(attempt, 62))
+    seconds: float = min(cap, base * 2 ** min(attempt, 62))
     return min(cap, seconds * random.uniform(0.5, 1.5)) if jitter else seconds
 
 

@@ -30,9 +30,10 @@ def arm(app: celery.Celery) -> None:
     app.steps["worker"].add(MaintenanceStep)
     app.steps["consumer"].add(WindowQueueStep)
     # Straight into the registry: this happens while the app finalizes, and app.tasks would finalize it again.
-    if FIRE_TASK not in app._tasks:
+    registry: Any = app._tasks  # type: ignore[attr-defined]
+    if FIRE_TASK not in registry:
         fire = type("fire", (FireTask,), {"app": app, "__module__": __name__})()
-        app._tasks[FIRE_TASK] = fire
+        registry[FIRE_TASK] = fire
         fire.bind(app)
 
 
@@ -51,12 +52,11 @@ class FireTask(celery.Task):  # type: ignore[type-arg]
         task = self.app.tasks.get(window["task"])
         if task is None:
             raise LookupError(f"window {window['name'] or window['task']}: no task {window['task']!r} is registered")
-        consumers = min(window["concurrency"], state_of(self.app).settings.max_concurrency)
+        consumers: int = min(window["concurrency"], state_of(self.app).settings.max_concurrency)
         for number in range(consumers):
             claim = {"consumer_id": number, "consumers": consumers, "max_run_time": window["max_run_time"]}
-            task.apply_async(
-                args=window["args"], kwargs={**window["kwargs"], "claim": claim}, queue=window["queue"] or None
-            )
+            route = {"queue": window["queue"]} if window["queue"] else {}
+            task.apply_async(args=window["args"], kwargs={**window["kwargs"], "claim": claim}, **route)
         return consumers
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, Executable, Result, create_engine, event, make_url, select, text
+from sqlalchemy import URL, Connection, CursorResult, Engine, Executable, create_engine, event, make_url, select, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -59,7 +59,10 @@ class Database:
         self.dialect: Dialect = dialect_of(self.url.get_backend_name())
         self._options = dict(engine_options or {})
         self._pool_source: Engine | None = None
-        self._reset()
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._session_engine: Engine | None = None
+        self._links: weakref.WeakSet[Link] = weakref.WeakSet()
         _databases.add(self)
 
     @classmethod
@@ -116,11 +119,14 @@ class Database:
             if engine is not None:
                 engine.dispose()
 
-    def _reset(self) -> None:
+    def forget(self) -> list[object]:
+        """In a forked child: start anew without touching what is the parent's, which is returned."""
+        inherited: list[object] = [self._engine, self._session_engine]
+        inherited += [link.forget() for link in list(self._links)]
         self._lock = threading.Lock()
-        self._engine: Engine | None = None
-        self._session_engine: Engine | None = None
-        self._links: weakref.WeakSet[Link] = weakref.WeakSet()
+        self._engine = self._session_engine = None
+        self._links = weakref.WeakSet()
+        return inherited
 
     def _make_engine(self, *, limited: bool) -> Engine:
         options: dict[str, Any] = {
@@ -159,7 +165,7 @@ class Link:
         self._lock_wait_seconds = lock_wait_seconds
         self._connection: Connection | None = None
 
-    def execute(self, statement: Executable, parameters: Any = None) -> Result[Any]:
+    def execute(self, statement: Executable, parameters: Any = None) -> CursorResult[Any]:
         """Run one statement as a transaction of its own.
 
         Raises DatabaseUnavailable (and the statement may have been done), Contention (it was rolled back),
@@ -212,6 +218,11 @@ class Link:
                 connection.close()
             except DBAPIError:  # it is gone already, which is what close() is for
                 connection.invalidate()
+
+    def forget(self) -> Connection | None:
+        """In a forked child: let go of the parent's connection, which is returned."""
+        connection, self._connection = self._connection, None
+        return connection
 
     def drop(self) -> None:
         """Throw the connection away: what the server last said on it is not known, or it is the wrong server."""
@@ -282,11 +293,7 @@ def _parsed(url: str | URL) -> URL:
 
 def _forget_engines() -> None:
     for database in list(_databases):
-        _inherited.extend((database._engine, database._session_engine))
-        for link in list(database._links):
-            _inherited.append(link._connection)
-            link._connection = None
-        database._reset()
+        _inherited.extend(database.forget())
 
 
 os.register_at_fork(after_in_child=_forget_engines)

@@ -40,7 +40,8 @@ def check_names(cls: type, base: type) -> None:
 
 def where(cls: type) -> str:
     """The task and the place of its code, for error messages."""
-    function = inspect.unwrap(cls.__dict__.get("__wrapped__") or getattr(cls, "process", cls))
+    function: Any = cls.__dict__.get("__wrapped__") or getattr(cls, "process", cls)
+    function = inspect.unwrap(function)
     code = getattr(function, "__code__", None)
     name = getattr(cls, "name", None) or f"{cls.__module__}.{cls.__name__}"
     return f"task {name} ({code.co_filename}:{code.co_firstlineno})" if code else f"task {name}"

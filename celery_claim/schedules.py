@@ -41,8 +41,8 @@ def window(
     _expect(_is_seconds(max_run_time), "max_run_time", max_run_time, "seconds > 0")
     if max_run_time > frequency / 2:
         raise ConfigurationError(
-            f"window: max_run_time={max_run_time:g} is more than half of frequency={frequency:g}: the next window would "
-            "open while rows of this one are still being started"
+            f"window: max_run_time={max_run_time:g} is more than half of frequency={frequency:g}: the next "
+            "window would open while rows of this one are still being started"
         )
     for label, number in (("concurrency", concurrency), ("max_concurrency", max_concurrency)):
         if number is not None:

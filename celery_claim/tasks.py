@@ -128,7 +128,7 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
             return self.drain() if claim is None else asdict(self._drain(**self._window(claim)))
         return self._work(claim)
 
-    def retry(self, *arguments: Any, **options: Any) -> Any:  # type: ignore[override]
+    def retry(self, *arguments: Any, **options: Any) -> Any:
         """Run the row again later; Celery's own would publish the whole run again."""
         named = dict(
             zip(("args", "kwargs", "exc", "throw", "eta", "countdown", "max_retries"), arguments, strict=False)
@@ -222,6 +222,20 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
 
         with self.claims.linked() as link:
             return count(link, self.claims.statements)
+
+    def stuck(self) -> int:
+        """How many rows are in progress under a lease that never ends (lease_seconds=None): nobody recovers them."""
+        from celery_claim.claims.count import count_stuck
+
+        with self.claims.linked() as link:
+            return count_stuck(link, self.claims.statements)
+
+    def failures(self, limit: int = 50) -> list[tuple[Any, str | None]]:
+        """Keys of failed rows with their errors, by key."""
+        from celery_claim.claims.count import failures
+
+        with self.claims.linked() as link:
+            return failures(link, self.claims.statements, limit)
 
     def check(self) -> list[Finding]:
         """What is wrong with the table, its indexes and this task's options; empty when all is well."""
@@ -379,7 +393,7 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
 
 
 #: The runs of this thread or greenlet, innermost last: one stack serves all threads.
-_windows: LocalStack = LocalStack()
+_windows: Any = LocalStack()
 
 
 class _Signals:

@@ -1,6 +1,9 @@
-"""Count rows by state without becoming the table's heaviest load."""
+"""Count and list rows by state without becoming the table's heaviest load."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from celery_claim.claims.sql.statements import Statements
 from celery_claim.database import Link
@@ -20,3 +23,16 @@ def count(link: Link, statements: Statements) -> dict[str, int | None]:
     age = link.execute(statements.oldest_pending).scalar() if table.has("created_time") else None
     counts["oldest_pending_seconds"] = None if age is None else max(0, int(age))
     return counts
+
+
+def count_stuck(link: Link, statements: Statements) -> int:
+    """Rows in progress that no one will ever recover."""
+    if not statements.of.has("lease_seconds"):
+        return 0
+    return int(link.execute(statements.stuck, {"limit": COUNT_LIMIT}).scalar_one())
+
+
+def failures(link: Link, statements: Statements, limit: int) -> list[tuple[Any, str | None]]:
+    """Keys of failed rows with their errors, by key."""
+    rows: Sequence[Any] = link.execute(statements.failures, {"limit": limit}).all()
+    return [(key, error) for key, error in rows]

@@ -126,7 +126,7 @@ def _change_pages(
     limit: int | None,
 ) -> list[Any]:
     changed: list[Any] = []
-    after: list[Any] = []
+    after: Sequence[Any] = []
     while limit is None or len(changed) < limit:
         position = {"after": after[-1]} if after else {}
         keys = link.execute(page(bool(after)), {**reading, **position, "limit": PAGE}).scalars().all()

@@ -11,7 +11,8 @@ from celery_claim.claims.sql.catalogue import reflected
 from celery_claim.claims.sql.columns import ClaimTable
 from celery_claim.claims.sql.render import render, render_sample
 from celery_claim.claims.sql.statements import Statements
-from celery_claim.database import LOCK_WAIT_SECONDS, Database, Link
+from celery_claim.database import Database, Link
+from celery_claim.dialects import LOCK_WAIT_SECONDS
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def interrupts(error: BaseException) -> bool:
-    """Whether an exception ends the run and is no verdict on the row: SystemExit, KeyboardInterrupt, a greenlet's end."""
+    """Whether an exception ends the run and says nothing of the row: SystemExit, KeyboardInterrupt, a time limit."""
     return not isinstance(error, Exception) or isinstance(error, celery.exceptions.SoftTimeLimitExceeded)
 
 
@@ -79,7 +79,11 @@ class Judge:
             case Skip() | celery.exceptions.Ignore():
                 return Verdict(None)
             case celery.exceptions.Reject():
-                return Verdict(None) if end.requeue else Verdict(Outcome(Status.FAILED, _text(end), cause=end))
+                return (
+                    Verdict(None)
+                    if getattr(end, "requeue", False)
+                    else Verdict(Outcome(Status.FAILED, _text(end), cause=end))
+                )
             case Retry():
                 return self._asked_retry(end.countdown, end.reason, end, row)
             case celery.exceptions.Retry():

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import Enum, Integer, MetaData, Table
+from sqlalchemy import Enum, Integer, LargeBinary, MetaData, Table
 from sqlalchemy import inspect as inspector_of
 from sqlalchemy.schema import CreateColumn
 
-from celery_claim.claims.sql.columns import TOKEN_LENGTH
+from celery_claim.claims.sql.columns import TOKEN_LENGTH, ClaimTable
 from celery_claim.claims.sql.statements import Statements
 from celery_claim.database import Link
 from celery_claim.dialects.dialect import StorageFacts
@@ -126,3 +128,20 @@ def _where(index: Any) -> Any:
     options = index.get("dialect_options", {})
     # Compared with None: SQLite's is a clause, and a clause refuses to be true or false.
     return next((options[name] for name in ("postgresql_where", "sqlite_where") if options.get(name) is not None), None)
+
+
+def key_reader(table: ClaimTable) -> Callable[[str], Any]:
+    """Turns a key as a person writes it into one as the table holds it. The reader raises ValueError."""
+    kind = table.key.type
+    if isinstance(kind, LargeBinary) or kind.python_type is bytes:
+        return bytes.fromhex
+    if kind.python_type is Decimal:
+        return _decimal
+    return kind.python_type if kind.python_type in (int, UUID) else str
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation as error:
+        raise ValueError(text) from error

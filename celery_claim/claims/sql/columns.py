@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import CHAR, BigInteger, Column, ColumnElement, Index, Integer, SmallInteger, String, Table, event
 from sqlalchemy import inspect as sqlalchemy_inspect
@@ -92,10 +92,11 @@ def _add_indexes(mapper: Mapper[Any], class_: type) -> None:
     if not isinstance(table, Table) or "status" not in table.c or len(table.primary_key) != 1:
         return
     (key,) = table.primary_key
-    wanted = [("claim", (table.c.status, key), {})]
+    wanted: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [("claim", (table.c.status, key), {})]
     if "next_retry_time" in table.c:
         wanted.append(("retry", (table.c.status, table.c.next_retry_time), {}))
-    wanted.append(("pending", (key,), {"postgresql_where": table.c.status == 0, "sqlite_where": table.c.status == 0}))
+    pending = table.c.status == 0
+    wanted.append(("pending", (key,), {"postgresql_where": pending, "sqlite_where": pending}))
     present = {(tuple(index.columns), _is_partial(index)) for index in table.indexes}
     for purpose, columns, options in wanted:
         if (columns, bool(options)) in present:
@@ -103,7 +104,7 @@ def _add_indexes(mapper: Mapper[Any], class_: type) -> None:
         index = Index(f"ix_{table.name[:40]}_{purpose}", *columns, **options)
         if options:
             # Elsewhere it would become a plain index on the primary key.
-            index.ddl_if(dialect=("postgresql", "sqlite"))
+            index.ddl_if(dialect=cast(str, ("postgresql", "sqlite")))
         if index.table is None:
             table.append_constraint(index)
 
@@ -170,7 +171,7 @@ class ClaimTable:
         mapper = sqlalchemy_inspect(model, raiseerr=False)
         if not isinstance(mapper, Mapper):
             raise MappingError(f"model={model!r} is neither an ORM class nor a sqlalchemy.Table")
-        attributes = {attribute.key: attribute.columns[0] for attribute in mapper.column_attrs}
+        attributes: dict[str, Any] = {attribute.key: attribute.columns[0] for attribute in mapper.column_attrs}
         status_name = columns.get("status", "status")
         status = attributes.get(status_name)
         if status is None:
@@ -178,7 +179,7 @@ class ClaimTable:
             status = names.get(status_name)
         if status is None:
             raise _no_column(str(mapper.local_table), "status", status_name, attributes)
-        table = status.table
+        table = cast(Table, status.table)
         own = {name: column for name, column in attributes.items() if column.table is table}
         only = None
         if mapper.inherits is not None and mapper.polymorphic_on is not None:

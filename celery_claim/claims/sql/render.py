@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Dialect, literal
+from sqlalchemy import Dialect, bindparam, literal
 from sqlalchemy.exc import CompileError
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.elements import BindParameter
@@ -15,7 +15,8 @@ _SAMPLES = {"limit": 20, "offset": 0, "token": "0" * 32, "lease": 600, "worker":
 
 def render(statement: Any, dialect: Dialect) -> str:
     """The statement as the database gets it; parameters stay named, lists of keys are shown as one."""
-    named = type(dialect)(paramstyle="named")
+    make: Any = type(dialect)
+    named = make(paramstyle="named")
     text = str(statement.compile(dialect=named, compile_kwargs={"render_postcompile": False}))
     return " ".join(_with_literals(statement, text).replace("\n", " ").split())
 
@@ -39,7 +40,8 @@ def render_sample(statement: Any, dialect: Dialect, key_type: Any) -> str:
         if not isinstance(element, BindParameter) or element.value is not None:
             return None
         if element.expanding:
-            return element._with_value([_sample_key(key_type)])
+            keys = [_sample_key(key_type)]
+            return bindparam(element.key, keys, type_=element.type, expanding=True)
         return literal(_SAMPLES.get(element.key, 1), element.type)
 
     filled = visitors.replacement_traverse(statement, {}, sample)

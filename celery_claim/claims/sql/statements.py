@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -19,6 +19,7 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Update,
+    and_,
     bindparam,
     case,
     cast,
@@ -34,6 +35,8 @@ from sqlalchemy.orm import undefer
 from celery_claim.claims.sql.columns import ClaimTable
 from celery_claim.dialects import Dialect, epoch_seconds
 from celery_claim.states import Status
+
+S = TypeVar("S", Select[Any], Update)
 
 #: Counters stop here instead of making a write fail that carries a result.
 COUNTER_LIMIT = 32767
@@ -87,6 +90,7 @@ class Statements:
     @cached_property
     def won(self) -> Select[Any]:
         """The rows that carry our token, whole: objects of the model or rows of the table."""
+        rows: Select[Any]
         if self.of.entity is not None:
             rows = select(self.of.entity).options(undefer("*"))
         else:
@@ -279,6 +283,17 @@ class Statements:
         )
         return select(func.count()).select_from(page.limit(bindparam("limit", type_=Integer)).subquery())
 
+    @cached_property
+    def failures(self) -> Select[Any]:
+        """Failed rows with their errors."""
+        error = self.of.column("error_message")
+        statement = (
+            select(self.of.key, null() if error is None else error)
+            .where(*self._failed(like=False))
+            .order_by(self.of.key)
+        )
+        return statement.limit(bindparam("limit", type_=Integer))
+
     def named(self) -> Mapping[str, Any]:
         """The statements that a consumer and the maintenance run on this table, by name, for people to read."""
         one = (
@@ -330,7 +345,7 @@ class Statements:
         token = self.of.columns["claim_token"]
         # Match on the claim token, not the status alone: after a recovery the row is in progress again, and a late
         # worker would overwrite the new owner's result.
-        return self._is(Status.PROCESSING) & (token == bindparam("token", type_=token.type))
+        return and_(self._is(Status.PROCESSING), token == bindparam("token", type_=token.type))
 
     @property
     def _cancellable(self) -> ColumnElement[bool]:
@@ -388,10 +403,12 @@ class Statements:
         return literal(self.of.values[status], self.of.status.type, literal_execute=True)
 
     def _is(self, status: Status) -> ColumnElement[bool]:
-        return self.of.status == self._value(status)
+        equal: ColumnElement[bool] = self.of.status == self._value(status)
+        return equal
 
-    def _by_key(self, statement: Any) -> Any:
-        return self.dialect.by_primary_key(statement, self.of.table)
+    def _by_key(self, statement: S) -> S:
+        bound: S = self.dialect.by_primary_key(statement, self.of.table)
+        return bound
 
     def _update(self, assignments: Sequence[tuple[Any, Any]], *guard: ColumnElement[bool]) -> Update:
         """An UPDATE by key that assigns, in this order, to the columns this table has."""
@@ -400,7 +417,7 @@ class Statements:
             for target, value in assignments
             if not isinstance(target, str) or self.of.has(target)
         ]
-        statement: Update = self._by_key(update(self.of.table).ordered_values(*pairs).where(*guard))
+        statement = self._by_key(update(self.of.table).ordered_values(*pairs).where(*guard))
         return statement.returning(self.of.key) if self.dialect.claims_in_one_statement else statement
 
 

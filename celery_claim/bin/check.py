@@ -1,0 +1,38 @@
+"""`celery claim check`"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from celery_claim.bin import FAILED, UNAVAILABLE
+from celery_claim.bin.tasks import as_json, print_json, tasks_of
+
+
+@click.command("check")
+@click.argument("task", nargs=-1)
+@click.option("--allow-warnings", is_flag=True, help="Exit 0 when there are warnings but no errors.")
+@as_json
+@click.pass_context
+def check_command(ctx: click.Context, task: tuple[str, ...], allow_warnings: bool, as_json: bool) -> None:
+    """Say what is wrong with tables, indexes, server and options, and what mends it.
+
+    Exits 0 when nothing is, 69 when a database cannot be asked, else 1. Workers do the same when they start: with an
+    error they do not.
+    """
+    found = [(each, finding) for each in tasks_of(ctx, task) for finding in each.check()]
+    if as_json:
+        print_json([{"task": each.name, **asdict(finding)} for each, finding in found])
+    elif not found:
+        click.echo("All is well.")
+    else:
+        for each, finding in found:
+            click.secho(f"{finding.level}: ", fg="red" if finding.level == "error" else "yellow", bold=True, nl=False)
+            click.echo(f"{each.name}: table {finding.table}: {finding.message} [{finding.code}]")
+            if finding.remedy:
+                click.echo(f"    {finding.remedy}")
+    if any(finding.code in ("database-down", "access-denied") for _, finding in found):
+        ctx.exit(UNAVAILABLE)
+    if any(finding.level == "error" or not allow_warnings for _, finding in found):
+        ctx.exit(FAILED)
