@@ -66,6 +66,7 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
     values: Mapping[Any, Any] | None = None
     #: The database of this task, where it is not the app's claim_database_url; or `engine`.
     database_url: str | None = None
+    #: A SQLAlchemy engine to copy: same URL and pool settings, connections of our own.
     engine: Engine | None = None
 
     #: How many rows to claim at once, at most.
@@ -78,7 +79,9 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
     max_retries: int | None = 0
     #: Seconds before the first retry; doubled each time up to retry_backoff_max.
     retry_backoff: float = 5
+    #: Seconds between two tries at most.
     retry_backoff_max: float = 3600
+    #: Vary each wait by half of it, so that rows that failed together do not all come back in one second.
     retry_jitter: bool = True
     #: Exceptions after which a row is not run again.
     no_retry_for: tuple[type[BaseException], ...] = ()
