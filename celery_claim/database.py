@@ -187,6 +187,11 @@ class Link:
         except DatabaseUnavailable:
             self.drop()
             raise
+        except BaseException:
+            # A signal in the middle of a statement (a time limit, a shutdown) leaves a connection that cannot be used.
+            if self._connection is not None and self._connection.invalidated:
+                self.drop()
+            raise
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -31,6 +31,9 @@ def status_command(ctx: click.Context, task: tuple[str, ...], as_json: bool) -> 
     else:
         header = ("task", *_COLUMNS, "oldest pending", "state")
         print_table("Rows by state", header, [_line(answer) for answer in answers])
+        for answer in answers:
+            if answer["error"]:
+                click.echo(f"{answer['task']}: {answer['error']}", err=True)
     if any(answer["unavailable"] for answer in answers):
         ctx.exit(UNAVAILABLE)
     if any(answer["error"] for answer in answers):
@@ -50,7 +53,8 @@ def _status(task: ClaimTask) -> dict[str, Any]:
 
 def _line(answer: dict[str, Any]) -> list[Any]:
     counts = [_capped(answer.get(column)) for column in _COLUMNS]
-    return [answer["task"], *counts, _age(answer.get("oldest_pending_seconds")), answer["error"] or "ok"]
+    state = "error" if answer["error"] else "ok"
+    return [answer["task"], *counts, _age(answer.get("oldest_pending_seconds")), state]
 
 
 def _capped(count: int | None) -> str:

@@ -116,6 +116,8 @@ class _Attempt:
         except DatabaseUnavailable:
             # Not sent again: it would take other rows. What it took carries our token.
             self.keys = self.persistently(self._keys_of_token)
+            # None found says that the statement did not arrive, not that the table is empty.
+            return self.keys, max(1, len(self.keys))
         return self.keys, len(self.keys)
 
     def persistently(self, operation: Any) -> Any:

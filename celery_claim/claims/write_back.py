@@ -129,6 +129,13 @@ class Buffer:
             self._outcomes, self._oldest = {}, math.inf
             return result
 
+    def give_up(self) -> WriteBack:
+        """Empty it without writing: the rows are somebody else's by now."""
+        with self._lock:
+            lost = list(self._outcomes)
+            self._outcomes, self._oldest = {}, math.inf
+            return WriteBack(lost=lost)
+
 
 def _groups(outcomes: Mapping[Any, Outcome]) -> Iterator[dict[Any, Outcome]]:
     """Outcomes that one statement can write, in key order: other orders make deadlocks of two such statements."""

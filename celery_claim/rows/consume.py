@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from celery_claim.backoff import full_jitter
 from celery_claim.claims.claim import Claim, claim
@@ -21,7 +21,7 @@ from celery_claim.claims.recover import promote
 from celery_claim.claims.renew import Held, renewer_of
 from celery_claim.claims.sql.load import names_of_values, retries_getter
 from celery_claim.claims.sql.statements import Statements
-from celery_claim.claims.write_back import Outcome, WriteBack, release, write_back
+from celery_claim.claims.write_back import WriteBack, release
 from celery_claim.database import Database, persistently
 from celery_claim.exceptions import ClaimError, Contention, DatabaseUnavailable
 from celery_claim.rows.process import Judge, RetryPolicy, Verdict, process, process_batch
@@ -30,7 +30,6 @@ from celery_claim.rows.transact import transact
 from celery_claim.states import Status
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 #: How many claims in a row may win nothing before a windowed run leaves the few rows to the faster consumers.
 LOST_RACES = 5
@@ -255,15 +254,14 @@ class Consumer:
             self._last_ends.append(False)
             self._wrote(held, verdict)
         else:
-            self._settle(held, key, verdict)
+            self._settle(held, {key: verdict})
 
     def _process_together(self, held: Held, claimed: Claim) -> int:
         if self.stopping() or not held.start(claimed.rows):
             return 0
         verdicts = process_batch(claimed.rows, self._handler, self._judge)
         held.finish()
-        for key, verdict in verdicts.items():
-            self._settle(held, key, verdict)
+        self._settle(held, verdicts)
         return len(verdicts)
 
     @property
@@ -276,41 +274,37 @@ class Consumer:
 
     # ---- write back
 
-    def _settle(self, held: Held, key: Any, verdict: Verdict) -> None:
-        """Write what became of a row, now or together with others."""
-        self._last_ends.append(verdict.unexpected)
-        outcome = verdict.outcome
-        if outcome is None:
-            self._keep(held, key, counted=False)
-        elif outcome.status is Status.RETRYING and not self._statements.of.delays:
-            self._keep(held, key, counted=True)
-        elif self._options.write_back_in_batches or self._options.in_batches:
-            held.buffer.add(key, outcome)
-            if len(held.buffer) >= BATCH_WRITE_BACK:
-                self._flush(held)
-        else:
-            self._write(held, {key: outcome})
+    def _settle(self, held: Held, verdicts: Mapping[Any, Verdict]) -> None:
+        """Write what became of rows, now or together with others."""
+        for key, verdict in verdicts.items():
+            self._last_ends.append(verdict.unexpected)
+            outcome = verdict.outcome
+            if outcome is None:
+                self._keep(held, key, counted=False)
+            elif outcome.status is Status.RETRYING and not self._statements.of.delays:
+                self._keep(held, key, counted=True)
+            else:
+                # Into the buffer first, also when it is written at once: whatever strikes in between, a finished row
+                # is written before the rest is handed back, and never handed back itself.
+                held.buffer.add(key, outcome)
+        together = self._options.write_back_in_batches or self._options.in_batches
+        if not together or len(held.buffer) >= BATCH_WRITE_BACK:
+            self._flush(held)
 
     def _keep(self, held: Held, key: Any, *, counted: bool) -> None:
         """Keep a row until the run ends, and give it back then: at once, this run would claim it again."""
         self._kept.append((held, [key], counted))
 
-    def _write(self, held: Held, outcomes: Mapping[Any, Outcome]) -> None:
+    def _flush(self, held: Held) -> None:
+        """Write what is in the buffer, trying through faults of the database for as long as the rows are ours."""
         try:
-            result = self._while_ours(held, lambda: write_back(self._link, self._statements, held.token, outcomes))
+            result = persistently(lambda: held.buffer.flush(self._link), until=held.expires_at)
         except (DatabaseUnavailable, Contention) as error:
-            # The lease is over and so is our claim on the row; whoever gets it next does it again.
-            logger.error("results of %r of %s were never written: %s", list(outcomes), self._statements.of.name, error)
-            self._wrote(held, WriteBack(lost=list(outcomes)))
+            # The lease is over and so is our claim on the rows; whoever gets them next does them again.
+            logger.error("results of rows of %s were never written: %s", self._statements.of.name, error)
+            self._wrote(held, held.buffer.give_up())
             raise
         self._wrote(held, result)
-
-    def _flush(self, held: Held) -> None:
-        self._wrote(held, self._while_ours(held, lambda: held.buffer.flush(self._link)))
-
-    def _while_ours(self, held: Held, operation: Callable[[], T]) -> T:
-        """The result of a write back, tried through faults of the database for as long as the rows are ours."""
-        return persistently(operation, until=held.expires_at)
 
     def _wrote(self, held: Held, result: WriteBack) -> None:
         held.settle([*result.written, *result.lost])

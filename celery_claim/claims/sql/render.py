@@ -17,20 +17,13 @@ def render(statement: Any, dialect: Dialect) -> str:
     """The statement as the database gets it; parameters stay named, lists of keys are shown as one."""
     make: Any = type(dialect)
     named = make(paramstyle="named")
-    text = str(statement.compile(dialect=named, compile_kwargs={"render_postcompile": False}))
-    return " ".join(_with_literals(statement, text).replace("\n", " ").split())
-
-
-def _with_literals(statement: Any, text: str) -> str:
-    """Put the status values in place of the placeholders that SQLAlchemy keeps until execution."""
-    for element in visitors.iterate(statement):
-        if isinstance(element, BindParameter):
-            placeholder = f"__[POSTCOMPILE_{element.key}]"
-            if element.literal_execute:
-                text = text.replace(placeholder, repr(element.value))
-            elif element.expanding:
-                text = text.replace(placeholder, f":{element.key}")
-    return text
+    compiled = statement.compile(dialect=named, compile_kwargs={"render_postcompile": False})
+    text = str(compiled)
+    for name, parameter in compiled.binds.items():
+        # SQLAlchemy writes status values, and lists of keys, into the text only when it executes it.
+        value = repr(parameter.value) if parameter.literal_execute else f":{name}"
+        text = text.replace(f"__[POSTCOMPILE_{name}]", value)
+    return " ".join(text.split())
 
 
 def render_sample(statement: Any, dialect: Dialect, key_type: Any) -> str:
