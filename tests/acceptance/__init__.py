@@ -1,0 +1,1 @@
+"""Real worker and beat processes, killed, frozen, cut off, with wrong clocks."""
