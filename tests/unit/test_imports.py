@@ -18,7 +18,19 @@ PACKAGE = REPOSITORY / "celery_claim"
 #: From the top down; whatever stands directly in the package and is not named here is the ground floor.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("bin", "flower", "testing", "demo"),
-    ("app", "tasks", "beat", "schedules", "bootsteps", "transport", "control", "signals", "metrics", "autoload"),
+    (
+        "app",
+        "checking",
+        "tasks",
+        "beat",
+        "schedules",
+        "bootsteps",
+        "transport",
+        "control",
+        "signals",
+        "metrics",
+        "autoload",
+    ),
     ("rows", "ranges", "relay", "streams", "windows", "deliver"),
     ("claims", "nodes"),
 )
