@@ -1,0 +1,90 @@
+"""Command line of the benchmarks: `python -m tests.bench rows`, `python -m tests.bench report FILE`."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import click
+
+from . import report as reports
+from .measurement import read
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "benchmarks.md"
+PARTS = ("loop", "peers", "depth")
+DATABASES = ("mariadb", "postgresql")
+PEERS = ("procrastinate", "pgqueuer", "django-tasks-db", "django-q2")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def bench() -> None:
+    """Measure celery_claim against bare statements and other job queues."""
+
+
+@bench.command()
+@click.option("--quick", is_flag=True, help="Few rows, one round, no peers unless named: does it run?")
+@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="Only this part; may be repeated.")
+@click.option("--database", "databases", multiple=True, type=click.Choice(DATABASES), help="Only this database.")
+@click.option("--peer", "only_peers", multiple=True, type=click.Choice(PEERS), help="Only this peer.")
+@click.option("--rounds", type=click.IntRange(1), help="How often every case is measured.  [default: 3; quick: 1]")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Where the figures go, one JSON line each.")
+@click.option(
+    "--page", type=click.Path(path_type=Path), help=f"Write this page.  [default: {PAGE.name}, if all is run]"
+)
+def rows(
+    quick: bool,
+    parts: tuple[str, ...],
+    databases: tuple[str, ...],
+    only_peers: tuple[str, ...],
+    rounds: int | None,
+    path: Path | None,
+    page: Path | None,
+) -> None:
+    """The claim loop of mode A: about half an hour; needs MariaDB and PostgreSQL (./dev test installs them)."""
+    from . import rows as benchmark
+
+    whole = not (quick or parts or databases or only_peers)
+    if quick and not only_peers:
+        parts = tuple(part for part in parts or PARTS if part != "peers")
+    plan = benchmark.Plan(
+        parts=list(parts or PARTS),
+        databases=list(databases or DATABASES),
+        quick=quick,
+        only_peers=list(only_peers or PEERS),
+    )
+    path = path or Path(tempfile.gettempdir()) / f"celery_claim-bench-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+    benchmark.run(plan, rounds=rounds or (1 if quick else 3), path=path, tell=click.echo)
+    click.echo(f"figures: {path}")
+    if page or whole:
+        _write_page(path, page or PAGE)
+    _show(path)
+
+
+@bench.command()
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@click.option("--page", type=click.Path(path_type=Path), help="The page to write.")
+def report(path: Path, page: Path | None) -> None:
+    """Medians and ratios of a run that was kept with --json."""
+    if page:
+        _write_page(path, page)
+    _show(path)
+
+
+def _write_page(path: Path, page: Path) -> None:
+    conditions, measurements = read(path)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(reports.page(conditions, reports.Figures.of(measurements)))
+    click.echo(f"page: {page}")
+
+
+def _show(path: Path) -> None:
+    found = reports.bars(reports.Figures.of(read(path)[1]))
+    for bar in found:
+        sign = ">=" if bar.at_least else "<="
+        click.echo(f"{'met    ' if bar.met else 'NOT MET'}  {sign} {bar.limit:<5g} {bar.ratio!s:<22}  {bar.promise}")
+    click.echo(f"{sum(bar.met for bar in found)} of {len(found)} promises met")
+
+
+if __name__ == "__main__":
+    bench(prog_name="python -m tests.bench")
