@@ -125,7 +125,7 @@ def report(proof: Proof, pace: Pace) -> RenderableType:
     rate = pace.rows / pace.seconds if pace.seconds else 0
     waited = ", the wait for the killed rows' lease included" if proof.killed else ""
     table.add_row("pace", f"{pace.rows:,} rows in {pace.seconds:.1f} s, {rate:,.0f} rows/s{waited}")
-    return Padding(Group(table, Text(), _verdict(proof)), (1, 2))
+    return Padding(Group(table, Text(), _verdict(proof)), (1, 2), expand=False)
 
 
 def _rows(proof: Proof) -> str:
@@ -139,10 +139,12 @@ def _twice(proof: Proof) -> str:
     held = proof.killed.rows if proof.killed else frozenset()
     by_kill = len(held.intersection(proof.again))
     by_others = len(proof.again) - by_kill
-    causes = [f"{by_kill:,} stored by the killed worker, which died before it wrote the row back"]
+    causes = []
+    if by_kill:
+        causes.append(f"{by_kill:,} stored by the killed worker, which died before it wrote the row back")
     if by_others:
-        causes.append(f"{by_others:,} after a lease ran out that a slow worker did not renew in time")
-    return f"{len(proof.again):,}: " + "; ".join(causes if by_kill else causes[1:])
+        causes.append(f"{by_others:,} after a lease that a slow worker did not renew in time")
+    return "; ".join(causes)
 
 
 def _killed(killed: Killed, rows: int) -> str:

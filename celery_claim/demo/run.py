@@ -142,7 +142,9 @@ class Fleet:
     def _celery(self, name: str, arguments: Sequence[str]) -> Process:
         package_parent = str(Path(celery_claim.__file__).parent.parent)
         search_path = os.pathsep.join(filter(None, [package_parent, os.environ.get("PYTHONPATH")]))
-        environment = {**self._plan.to_environment(), "PYTHONPATH": search_path}
+        # A killed worker leaves its temporary folders behind: let them lie where this run removes everything.
+        temporary = {"TMPDIR": str(self._folder)}
+        environment = {**self._plan.to_environment(), **temporary, "PYTHONPATH": search_path}
         command = [sys.executable, "-m", "celery", "-A", PROJECT, *arguments]
         return Process(name, command, self._folder / f"{name}.log", environment)
 

@@ -41,7 +41,7 @@ class Watch:
         self._last_plain = 0.0
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
-    def __enter__(self) -> Watch:  # noqa: PYI034 - typing has Self from Python 3.11 on
+    def __enter__(self) -> Watch:
         if self._live:
             self._live.start()
         else:
@@ -95,7 +95,7 @@ class Watch:
         ]
         parts += [self._states(), Text(), self._worker_table(), Text()]
         parts += [_event(seconds, text) for seconds, text in self._events]
-        return Padding(Group(*parts), (1, 2, 0, 2))
+        return Padding(Group(*parts), (1, 2, 0, 2), expand=False)
 
     def _progress(self) -> RenderableType:
         bar = ProgressBar(total=max(1, self._snapshot.total), completed=self._snapshot.ended, width=50)

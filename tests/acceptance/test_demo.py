@@ -66,7 +66,10 @@ class Demo:
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
-            return process.environ().get("TMPDIR") == str(self.folder) and process.status() != psutil.STATUS_ZOMBIE
+            return (
+                process.environ().get("TMPDIR", "").startswith(str(self.folder))
+                and process.status() != psutil.STATUS_ZOMBIE
+            )
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             return False
 
@@ -81,7 +84,7 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
 def assert_proved(demo: Demo, code: int) -> None:
     assert code == 0, demo.output
     assert "Every row was handled, and none twice without a cause." in demo.output
-    assert re.search(r"twice, no cause +0\n", demo.output.replace("\r", "").replace(" \n", "\n").replace("  \n", "\n"))
+    assert re.search(r"twice, no cause +0 *$", demo.output, re.MULTILINE)
     assert re.search(r"hashes .* 0 differ", demo.output)
 
 
@@ -107,6 +110,7 @@ def test_the_default_run_ends_by_itself_in_a_minute_with_a_proof_and_leaves_noth
     assert_nothing_left(demo)
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_without_redis_the_proof_is_the_same(demo: Demo) -> None:
     code = demo.run("--no-redis", "--rows", ROWS)
@@ -117,6 +121,7 @@ def test_without_redis_the_proof_is_the_same(demo: Demo) -> None:
     assert_nothing_left(demo)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mariadb", "mysql56", "postgresql"])
 def test_on_real_servers_it_leaves_no_table_and_no_key(
     name: str, request: pytest.FixtureRequest, redis_server, demo: Demo
@@ -133,6 +138,7 @@ def test_on_real_servers_it_leaves_no_table_and_no_key(
     assert_nothing_left(demo)
 
 
+@pytest.mark.slow
 def test_what_is_asked_to_be_kept_stays_and_the_next_run_replaces_it(tmp_path: Path, demo: Demo) -> None:
     database = f"sqlite:///{tmp_path / 'kept.sqlite'}"
     picture = tmp_path / "demo.svg"
@@ -142,7 +148,7 @@ def test_what_is_asked_to_be_kept_stays_and_the_next_run_replaces_it(tmp_path: P
     kept_logs = [path.name for path in demo.folder.rglob("*.log")]
     again = demo.run("--database", database, "--rows", "200", "--no-kill")
 
-    assert kept == 0
+    assert kept == 0, demo.output
     assert {File.__tablename__, Handling.__tablename__} <= kept_tables
     assert "beat.log" in kept_logs
     assert picture.read_text().startswith("<svg") and "font-face" not in picture.read_text()
@@ -165,6 +171,7 @@ def test_an_interrupted_run_takes_everything_with_it(
     assert_nothing_left(demo)
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_process_behind(demo: Demo, eventually: Callable[..., object]) -> None:
     process = demo.start("--rows", "20000")
     eventually(lambda: "rows are being claimed" in demo.output, timeout=45)
