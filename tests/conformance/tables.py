@@ -10,7 +10,7 @@ from celery import Celery
 from sqlalchemy import BigInteger, String, insert, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from celery_claim import ClaimTask, Claimable, Status
+from celery_claim import Claimable, ClaimTask, Status
 from celery_claim.claims.claim import Claim, claim
 from celery_claim.claims.write_back import Outcome, WriteBack, write_back
 from celery_claim.testing import age
