@@ -409,11 +409,15 @@ class _Signals:
         if signals.row_claimed.receivers:
             signals.row_claimed.send(sender=self._task, keys=list(rows), rows=list(rows.values()))
 
-    def ended(self, key: Any, outcome: Outcome) -> None:
-        if outcome.status is Status.SUCCEEDED:
-            if signals.row_succeeded.receivers:
+    def ended(self, outcomes: Mapping[Any, Outcome]) -> None:
+        heard = bool(signals.row_succeeded.receivers)
+        for key, outcome in outcomes.items():
+            if outcome.status is not Status.SUCCEEDED:
+                self._did_not_succeed(key, outcome)
+            elif heard:
                 signals.row_succeeded.send(sender=self._task, key=key)
-            return
+
+    def _did_not_succeed(self, key: Any, outcome: Outcome) -> None:
         failure = {"key": key, "reason": outcome.error, "exception": outcome.cause}
         if outcome.status is Status.FAILED:
             logger.error("%s: row %r failed: %s", self._task.name, key, outcome.error, exc_info=_traceback(outcome))

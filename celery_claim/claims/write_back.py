@@ -142,7 +142,7 @@ def _groups(outcomes: Mapping[Any, Outcome]) -> Iterator[dict[Any, Outcome]]:
     alike: dict[Any, list[Any]] = {}
     for key in sorted(outcomes):
         outcome = outcomes[key]
-        values = tuple(sorted(outcome.values))
+        values = tuple(sorted(outcome.values)) if outcome.values else ()
         alike.setdefault((outcome.status, outcome.error, outcome.delay, values), []).append(key)
     for keys in alike.values():
         for chunk in _chunks(keys, GROUP):
@@ -206,6 +206,8 @@ def _write_alike(link: Link, statements: Statements, token: str, alike: dict[Any
         return link.execute(statements.written, {"keys": missing, "token": token}).scalars()
 
     changed = changed_keys(link, statement, {**parameters, "keys": keys, "token": token}, confirm)
+    if len(changed) == len(keys):
+        return WriteBack(alike)
     return WriteBack(
         {key: outcome for key, outcome in alike.items() if key in changed}, [key for key in keys if key not in changed]
     )

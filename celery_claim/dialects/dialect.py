@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from sqlalchemy import URL, Select
+from sqlalchemy import URL, Column, ColumnElement, Integer, Select, bindparam
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.types import BigInteger
+from sqlalchemy.types import BigInteger, UserDefinedType
 
 #: Seconds a statement of ours waits for a row lock; every such lock is held for one short statement only.
 LOCK_WAIT_SECONDS = 5
@@ -31,6 +31,18 @@ class Fault(Enum):
     CONTENTION = auto()  # deadlock, lock wait, snapshot conflict: the statement was rolled back, try again
     DATA = auto()  # the table refuses a value
     REFUSED = auto()  # anything else: no such column, no privilege, a syntax the server does not know
+
+
+class NumberList(UserDefinedType[Sequence[int]]):
+    """Whole numbers for IN (...), written into the statement's text when it is executed.
+
+    A hundred placeholders would cost more than everything else a statement costs this side of the network.
+    """
+
+    cache_ok = True
+
+    def literal_processor(self, dialect: Any) -> Callable[[Sequence[int]], str]:
+        return lambda numbers: f"({', '.join(str(int(number)) for number in numbers) or 'NULL'})"
 
 
 @dataclass(frozen=True)
@@ -110,6 +122,12 @@ class Dialect:
     def fault(self, error: BaseException) -> Fault | None:
         """What a driver's exception means; None when it does not come from a database driver."""
         raise NotImplementedError
+
+    def among(self, key: Column[Any], name: str) -> ColumnElement[bool]:
+        """That the key is in the list bound as `name`."""
+        if isinstance(key.type, Integer):
+            return key.op("IN", is_comparison=True)(bindparam(name, type_=NumberList(), literal_execute=True))
+        return key.in_(bindparam(name, expanding=True, type_=key.type))
 
     def by_primary_key(self, statement: Any, table: Any) -> Any:
         """The statement, bound to reach its rows through the primary key."""

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from sqlalchemy import URL
+from sqlalchemy import ARRAY, URL, Column, ColumnElement, any_, bindparam
 from sqlalchemy.ext.compiler import compiles
 
 from celery_claim.dialects.dialect import (
@@ -49,6 +49,10 @@ class PostgreSQL(Dialect):
             return {}
         limits = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": SILENCE_SECONDS * 1000}
         return {name: limit for name, limit in limits.items() if name not in url.query}
+
+    def among(self, key: Column[Any], name: str) -> ColumnElement[bool]:
+        # One parameter, so that the driver can keep the statement prepared whatever the length of the list.
+        return key == any_(bindparam(name, type_=ARRAY(key.type)))
 
     def lock_wait(self, seconds: int) -> str:
         return f"SET lock_timeout = {seconds * 1000:d}"

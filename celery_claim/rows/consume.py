@@ -87,6 +87,23 @@ class Pace:
         return max(1, min(cap, int(time_left / max(self.seconds, 1e-9))))
 
 
+class Breaker:
+    """Opens when too large a share of the last rows raised something unexpected."""
+
+    def __init__(self, rows: int, share: float) -> None:
+        self._last: deque[bool] = deque(maxlen=rows)
+        self._unexpected = 0
+        self._bound = share * rows
+        self.open = False
+
+    def saw(self, unexpected: bool) -> None:
+        if len(self._last) == self._last.maxlen:
+            self._unexpected -= self._last[0]
+        self._last.append(unexpected)
+        self._unexpected += unexpected
+        self.open = len(self._last) == self._last.maxlen and self._unexpected >= self._bound
+
+
 class Consumer:
     """One run of a task over its table."""
 
@@ -123,7 +140,7 @@ class Consumer:
         self._kept: list[tuple[Held, list[Any], bool]] = []
         self._claims = self._lost_races = 0
         self._look_at_head = False
-        self._last_ends: deque[bool] = deque(maxlen=(options.failure_breaker or (0, 0))[0])
+        self._breaker = Breaker(*options.failure_breaker) if options.failure_breaker else None
 
     def run(self) -> Counts:
         """Work until no row is claimable, or the deadline, the limit, a stop or the breaker ends the run.
@@ -251,7 +268,7 @@ class Consumer:
             verdict = process(row, self._handler, self._judge)
         held.finish()
         if isinstance(verdict, WriteBack):
-            self._last_ends.append(False)
+            self._saw(unexpected=False)
             self._wrote(held, verdict)
         else:
             self._settle(held, {key: verdict})
@@ -267,17 +284,18 @@ class Consumer:
     @property
     def broken(self) -> bool:
         """Whether so many of the last rows raised something unexpected that going on would only waste the rest."""
-        breaker = self._options.failure_breaker
-        if breaker is None or len(self._last_ends) < breaker[0]:
-            return False
-        return sum(self._last_ends) >= breaker[1] * breaker[0]
+        return self._breaker is not None and self._breaker.open
+
+    def _saw(self, *, unexpected: bool) -> None:
+        if self._breaker is not None:
+            self._breaker.saw(unexpected)
 
     # ---- write back
 
     def _settle(self, held: Held, verdicts: Mapping[Any, Verdict]) -> None:
         """Write what became of rows, now or together with others."""
         for key, verdict in verdicts.items():
-            self._last_ends.append(verdict.unexpected)
+            self._saw(unexpected=verdict.unexpected)
             outcome = verdict.outcome
             if outcome is None:
                 self._keep(held, key, counted=False)

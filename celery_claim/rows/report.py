@@ -33,7 +33,7 @@ class Observer(Protocol):
 
     def claimed(self, rows: Mapping[Any, Any]) -> None: ...
 
-    def ended(self, key: Any, outcome: Outcome) -> None: ...
+    def ended(self, outcomes: Mapping[Any, Outcome]) -> None: ...
 
     def lost(self, keys: Sequence[Any]) -> None: ...
 
@@ -59,9 +59,10 @@ class Report:
 
     def wrote(self, result: WriteBack) -> None:
         """Outcomes that are in the table now, and rows that turned out to be lost."""
-        for key, outcome in result.written.items():
-            self._count(_COUNTED[outcome.status])
-            self._observer.ended(key, outcome)
+        if result.written:
+            with self._lock:
+                self._counted.update(_COUNTED[outcome.status] for outcome in result.written.values())
+            self._observer.ended(result.written)
         self.lost(result.lost)
 
     def released(self, rows: int, lost: Sequence[Any]) -> None:

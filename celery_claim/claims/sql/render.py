@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Dialect, bindparam, literal
+from sqlalchemy import ARRAY, Dialect, bindparam, literal
 from sqlalchemy.exc import CompileError
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.elements import BindParameter
+
+from celery_claim.dialects.dialect import NumberList
 
 #: Values that stand in for a claim's own when a plan is asked for.
 _SAMPLES = {"limit": 20, "offset": 0, "token": "0" * 32, "lease": 600, "worker": "node-c0", "seconds": 60, "error": ""}
@@ -21,7 +23,7 @@ def render(statement: Any, dialect: Dialect) -> str:
     text = str(compiled)
     for name, parameter in compiled.binds.items():
         # SQLAlchemy writes status values, and lists of keys, into the text only when it executes it.
-        value = repr(parameter.value) if parameter.literal_execute else f":{name}"
+        value = f":{name}" if parameter.value is None else repr(parameter.value)
         text = text.replace(f"__[POSTCOMPILE_{name}]", value)
     return " ".join(text.split())
 
@@ -33,8 +35,9 @@ def render_sample(statement: Any, dialect: Dialect, key_type: Any) -> str:
         if not isinstance(element, BindParameter) or element.value is not None:
             return None
         if element.expanding:
-            keys = [_sample_key(key_type)]
-            return bindparam(element.key, keys, type_=element.type, expanding=True)
+            return bindparam(element.key, [_sample_key(key_type)], type_=element.type, expanding=True)
+        if isinstance(element.type, (NumberList, ARRAY)):
+            return literal([_sample_key(key_type)], element.type)
         return literal(_SAMPLES.get(element.key, 1), element.type)
 
     filled = visitors.replacement_traverse(statement, {}, sample)

@@ -328,7 +328,7 @@ class Statements:
 
     @property
     def _keyed(self) -> ColumnElement[bool]:
-        return self.of.key.in_(bindparam("keys", expanding=True, type_=self.of.key.type))
+        return self.dialect.among(self.of.key, "keys")
 
     @property
     def _claimable(self) -> tuple[ColumnElement[bool], ...]:
