@@ -61,7 +61,7 @@ class Queue:
             return self.app.register_task(type("work", (base,), {"name": "work", **options})())
         if handler.__name__ == "<lambda>":
             handler.__name__ = "handle"  # Celery writes the name into source code
-        return self.app.task(base=base, name="work", **options)(handler)
+        return self.app.task(base=base, name="work", shared=False, **options)(handler)
 
     def seen(self, row: Any) -> None:
         """The default handler: it remembers the key."""
