@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY))
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "docs" / "_ext")]
 setup_cfg = configparser.ConfigParser()
 setup_cfg.read(REPOSITORY / "setup.cfg")
 
@@ -15,10 +15,10 @@ author = "celery_claim contributors"
 copyright = "celery_claim contributors"
 version = release = setup_cfg["metadata"]["version"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "claim_reference"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build", "_static"]
+exclude_patterns = ["_build", "_static", "_ext"]
 
 html_theme = "furo"
 html_title = "celery_claim"
