@@ -250,6 +250,14 @@ def translated(database: Database, *, quietly: bool = False) -> Iterator[None]:
             return
         # The driver's own words: SQLAlchemy's hold the statement with the values of the row.
         raise _ERRORS[fault](f"{database.name}: {error.orig}") from error
+    except Exception as error:
+        # SQLAlchemy hands on the driver's own error where it changes the settings of a connection.
+        driver_fault = fault_of(error)
+        if driver_fault is None:
+            raise
+        if quietly and driver_fault is Fault.LOST:
+            return
+        raise _ERRORS[driver_fault](f"{database.name}: {error}") from error
 
 
 def server_time(link: Link) -> int:

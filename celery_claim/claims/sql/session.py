@@ -26,11 +26,16 @@ class OwnTransaction:
         with translated(self._database):
             connection = self._database.session_engine.connect()
             self._connection = connection
-            if not dialect.one_writer:
-                connection = connection.execution_options(isolation_level="READ COMMITTED")
-            self._transaction = connection.begin()
-            if dialect.one_writer:
-                connection.execute(text(dialect.begin()))
+            try:
+                if not dialect.one_writer:
+                    connection = connection.execution_options(isolation_level="READ COMMITTED")
+                self._transaction = connection.begin()
+                if dialect.one_writer:
+                    connection.execute(text(dialect.begin()))
+            except BaseException:
+                connection.invalidate()
+                connection.close()
+                raise
         self.session = Session(bind=connection, join_transaction_mode="rollback_only", expire_on_commit=False)
         return self
 
