@@ -18,7 +18,17 @@ from sqlalchemy.pool import NullPool
 
 from tests import processes
 from tests.proxy import Proxy
-from tests.servers import DATABASE_PREFIX, KINDS, DatabaseServer, MariaDB, MissingServer, MySQL56, PostgreSQL, Servers
+from tests.servers import (
+    DATABASE_PREFIX,
+    KINDS,
+    DatabaseServer,
+    MariaDB,
+    MissingServer,
+    MySQL56,
+    PostgreSQL,
+    Servers,
+    end_with_parent,
+)
 
 #: Every database under test and what it can, for tests that ask by capability:
 #: network (behind a TCP port) · row_locks (two writers at once) · mysql · skip_locked · returning (of UPDATE) ·
@@ -46,6 +56,10 @@ def pytest_configure(config: pytest.Config) -> None:
     unknown = set(config.getoption("--databases").split(",")) - set(DATABASES)
     if unknown:
         raise pytest.UsageError(f"--databases: unknown {sorted(unknown)}; known: {', '.join(DATABASES)}")
+
+    if hasattr(config, "workerinput"):
+        # An xdist worker whose controller was killed would otherwise sit out the test it is in.
+        end_with_parent()
 
     def leave(number: int, frame: Any) -> None:
         pytest.exit(f"ended by {signal.Signals(number).name}", returncode=128 + number)

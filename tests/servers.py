@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import glob
 import importlib.util
 import os
@@ -86,6 +87,22 @@ def die_with_parent(argv: Iterable[str], *, signal_name: str = "KILL", user: str
         return list(argv)
     identity = [f"--reuid={user}", f"--regid={user}", "--init-groups"] if user else []
     return [setpriv, f"--pdeathsig={signal_name}", *identity, "--", *argv]
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill the calling process when its parent ends: what this one started then ends as well."""
+    pr_set_pdeathsig = 1  # linux/prctl.h
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def run_tool(argv: list[str], folder: Path) -> None:
+    """Run a program that makes a data folder; RuntimeError with its output if it fails."""
+    done = subprocess.run(
+        argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if done.returncode:
+        raise RuntimeError(f"{argv[0]} ended with {done.returncode}:\n{done.stdout[-3000:]}")
 
 
 # ---- data folders ---------------------------------------------------------------------------------------------
@@ -366,11 +383,8 @@ class MariaDB(_MySQLFamily):
     def prepare(self) -> None:
         install = find_program("mariadb-install-db", remedy="apt-get install mariadb-server-core")
         account = pwd.getpwuid(os.getuid()).pw_name
-        subprocess.run(
-            [install, "--no-defaults", f"--datadir={self.data}", f"--user={account}", "--skip-test-db",
-             "--auth-root-authentication-method=normal"],
-            check=True, capture_output=True, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        options = ["--skip-test-db", "--auth-root-authentication-method=normal"]
+        run_tool([install, "--no-defaults", f"--datadir={self.data}", f"--user={account}", *options], self.folder)
 
     def command(self) -> list[str]:
         program = find_program("mariadbd", "/usr/sbin/mariadbd", remedy="apt-get install mariadb-server-core")
@@ -423,7 +437,7 @@ class PostgreSQL(DatabaseServer):
             shutil.chown(password, self.runs_as, self.runs_as)
         initdb = [self.program("initdb"), "-D", str(self.data), "-U", ADMIN, "-A", "scram-sha-256",
                   f"--pwfile={password}", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"]  # fmt: skip
-        subprocess.run(die_with_parent(initdb, user=self.runs_as), check=True, capture_output=True, cwd=self.folder)
+        run_tool(die_with_parent(initdb, user=self.runs_as), self.folder)
 
     def command(self) -> list[str]:
         settings = {
