@@ -33,6 +33,7 @@ def test_the_tutorial_does_what_it_says(folder: Callable[..., Folder]) -> None:
     folder().run(DOCS / "tutorial" / "first-claim.md")
 
 
+@pytest.mark.slow
 def test_the_guide_to_existing_tables_does_what_it_says(folder: Callable[..., Folder], mariadb: Any) -> None:
     def execute(statements: str) -> None:
         with mariadb.engine().begin() as connection:
@@ -45,6 +46,7 @@ def test_the_guide_to_existing_tables_does_what_it_says(folder: Callable[..., Fo
     here.run(DOCS / "howto" / "claim-an-existing-table.md")
 
 
+@pytest.mark.slow
 def test_the_guide_to_testing_does_what_it_says(folder: Callable[..., Folder]) -> None:
     folder().run(DOCS / "howto" / "test-your-tasks.md")
 
