@@ -133,6 +133,10 @@ class Dialect:
         """The statement, bound to reach its rows through the primary key."""
         return statement
 
+    def reflected_name(self, name: str) -> str:
+        """A column's name, from how SQLAlchemy's reflection spells it."""
+        return name
+
     def passing_locked(self, statement: Select[Any]) -> Select[Any]:
         return statement.with_for_update(skip_locked=True) if self.skips_locked else statement
 

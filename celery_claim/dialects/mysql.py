@@ -96,6 +96,10 @@ class MySQL(Dialect):
                 statement = statement.with_hint(table, "FORCE INDEX (PRIMARY)", dialect_name=name)
         return statement
 
+    def reflected_name(self, name: str) -> str:
+        # It is read from SHOW CREATE TABLE, and a backtick of the name stays doubled as it is there.
+        return name.replace("``", "`")
+
     def server(self, ask: Ask) -> ServerFacts:
         version, read_only, connections, logs, log_format = ask(
             "SELECT @@version, @@read_only, @@max_connections, @@log_bin, @@binlog_format"

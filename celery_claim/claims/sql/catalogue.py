@@ -88,7 +88,9 @@ def table_facts(link: Link, statements: Statements) -> TableFacts:
         inspector = inspector_of(link.connection)
         if name not in _tables(inspector, schema):
             return TableFacts(exists=False)
-        columns = {column["name"]: column for column in inspector.get_columns(name, schema=schema)}
+        columns = {
+            link.dialect.reflected_name(column["name"]): column for column in inspector.get_columns(name, schema=schema)
+        }
         indexes = {str(index["name"]): index for index in inspector.get_indexes(name, schema=schema)}
     dialect = link.connection.dialect
     preparer = dialect.identifier_preparer
