@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -60,7 +62,9 @@ class Stage:
         self._workers += 1
         name = () if any(each.startswith("-n") for each in arguments) else ("-n", f"w{self._workers}@test")
         environment = {**self.environment, **(env or {})}
-        return self.processes.worker(PROGRAM, *name, *arguments, env=environment, **options)
+        # Greeting the neighbours takes a second, and these have none to talk to.
+        alone = ("--without-mingle", "--without-gossip")
+        return self.processes.worker(PROGRAM, *name, *alone, *arguments, env=environment, **options)
 
     def beat(self) -> CeleryProcess:
         return self.processes.beat(PROGRAM, env=self.environment)
@@ -71,11 +75,21 @@ class Stage:
         command = [sys.executable, "-m", "celery", "-A", PROGRAM, *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
-    def send(self, consumers: int = 1, **claim: Any) -> None:
+    def send(self, consumers: int = 1, *, task: str = "proj.work", **claim: Any) -> None:
         """Publish that many drains."""
         for number in range(consumers):
             place = {"consumer_id": number, "consumers": consumers, **claim}
-            self._sender.send_task("proj.work", kwargs={"claim": place}, ignore_result=True)
+            self._sender.send_task(task, kwargs={"claim": place}, ignore_result=True)
+
+    def driven(self, rows: int, *, consumers: int = 1, timeout: float = 60, **claim: Any) -> dict[Status, int]:
+        """Publish drains every second, as a beat would, until that many rows have ended; the states then."""
+        end = time.monotonic() + timeout
+        while True:
+            self.send(consumers, **claim)
+            with contextlib.suppress(AssertionError):
+                return self.ended(rows, timeout=1)
+            if time.monotonic() > end:
+                return self.ended(rows, timeout=0)
 
     # ---- rows
 
