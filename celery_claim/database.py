@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, CursorResult, Engine, Executable, create_engine, event, make_url, select, text
@@ -219,10 +219,8 @@ class Link:
         """Give the connection back; the link opens another when it is used again."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            try:
+            with suppress(DBAPIError):  # it is gone already
                 connection.close()
-            except DBAPIError:  # it is gone already, which is what close() is for
-                connection.invalidate()
 
     def forget(self) -> Connection | None:
         """In a forked child: let go of the parent's connection, which is returned."""
@@ -233,8 +231,9 @@ class Link:
         """Throw the connection away: what the server last said on it is not known, or it is the wrong server."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.invalidate()
-            connection.close()
+            with suppress(DBAPIError):
+                connection.invalidate()
+                connection.close()
 
 
 @contextmanager

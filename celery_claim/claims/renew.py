@@ -21,7 +21,7 @@ from typing import Any
 from celery_claim.claims.claim import Claim
 from celery_claim.claims.sql.statements import Statements
 from celery_claim.claims.write_back import Buffer, WriteBack, release
-from celery_claim.database import Database, Link
+from celery_claim.database import Database, Link, persistently
 from celery_claim.exceptions import ClaimError, Contention
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 FLUSH_SECONDS = 0.2
 #: How long the renewer waits for a row lock: it has other rows to keep.
 LOCK_WAIT_SECONDS = 1
+#: How often the renewer looks whether something is due; a tenth of what it may be late for the shortest lease.
+LOOK_SECONDS = 0.1
 IDLE_SECONDS = 60.0
 
 
@@ -57,7 +59,11 @@ class Held:
         self._on_lost = on_lost
         self._on_flushed = on_flushed
         self._lock = threading.Lock()
+        # Held while outcomes are written and their rows settled: a renewal that comes back short in that instant must
+        # not take a row that has just been written back for a lost one.
+        self._writing = threading.Lock()
         self._open = set(claim.rows)
+        self._lost: set[Any] = set()
         self._renewed_at = claim.sent_at
         self._tried_at = claim.sent_at
         self._current: tuple[Any, ...] = ()
@@ -82,6 +88,17 @@ class Held:
         """Nothing is being worked on; the rows stay ours until they are settled."""
         with self._lock:
             self._current = ()
+
+    def flush(self, link: Link) -> WriteBack:
+        """Write the outcomes in the buffer; after an error they are still in it."""
+        with self._writing:
+            result = self.buffer.flush(link)
+            self.settle([*result.written, *result.lost])
+            return result
+
+    def is_lost(self, key: Any) -> bool:
+        """Whether a renewal found the row in other hands; it has been reported then."""
+        return key in self._lost
 
     def settle(self, keys: Iterable[Any]) -> None:
         """Forget rows that are written back, released or lost."""
@@ -111,15 +128,10 @@ class Held:
         """Write outcomes that waited long enough, let go of a row that overran its limit, renew the rest."""
         now = time.monotonic()
         if now >= self.buffer.oldest + FLUSH_SECONDS:
-            self._flush(link)
+            self._on_flushed(self.flush(link))
         self._let_go(link, now)
         if self.lease_seconds is not None and now >= self._tried_at + self.lease_seconds / 3:
             self._renew(link)
-
-    def _flush(self, link: Link) -> None:
-        result = self.buffer.flush(link)
-        self.settle([*result.written, *result.lost])
-        self._on_flushed(result)
 
     def _let_go(self, link: Link, now: float) -> None:
         """Stop renewing rows that ran past their limit, and give the rows behind them to other workers."""
@@ -128,7 +140,7 @@ class Held:
             if limit is None or not self._current or now < self._started_at + limit:
                 return
         # What is finished is written before the rest goes back, or it would be done again.
-        self._flush(link)
+        self._on_flushed(self.flush(link))
         with self._lock:
             stuck, self._current = self._current, ()
             self._open.difference_update(stuck)
@@ -152,10 +164,18 @@ class Held:
             lost = _renewed(link, self.statements, self.token, keys)
         except Contention:
             lost = self._renew_each(link, keys)
-        if lost:
-            self.settle(lost)
-            self._on_lost(lost)
+        self._lose(lost)
         self._renewed_at = sent_at
+
+    def _lose(self, keys: Sequence[Any]) -> None:
+        """Report rows that are in other hands, but for those whose write back is to tell."""
+        with self._writing, self._lock:
+            undecided = self._current if self._locks_its_row else ()
+            lost = [key for key in keys if key in self._open and key not in self.buffer and key not in undecided]
+            self._open.difference_update(lost)
+            self._lost.update(lost)
+        if lost:
+            self._on_lost(lost)
 
     def _renew_each(self, link: Link, keys: Sequence[Any]) -> list[Any]:
         """Renew row by row, because somebody holds a lock on some; a locked row cannot be recovered either."""
@@ -187,61 +207,59 @@ class Renewer:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._held: set[Held] = set()
         self._thread: threading.Thread | None = None
 
     def hold(self, held: Held) -> None:
         """Keep these rows until `drop`."""
-        with self._changed:
+        with self._lock:
             self._held.add(held)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="celery_claim-renewer", daemon=True)
                 self._thread.start()
-            self._changed.notify()
 
     def drop(self, held: Held) -> None:
-        with self._changed:
+        with self._lock:
             self._held.discard(held)
 
     def _run(self) -> None:
+        idle_since = time.monotonic()
         with self._database.linked(lock_wait_seconds=LOCK_WAIT_SECONDS) as link:
-            while True:
-                held, wait = self._next()
-                if held is None:
-                    if not self._rest(wait):
-                        return
-                elif not self._keep(held, link):
-                    held.pause()
+            while not self._ended(idle_since):
+                # Looks instead of being told: a claim is due long after it is made, and telling this thread of each
+                # would cost a fast consumer two changes of thread per batch.
+                time.sleep(LOOK_SECONDS)
+                for held in self._due():
+                    self._keep(held, link)
+                if self._held:
+                    idle_since = time.monotonic()
 
-    def _next(self) -> tuple[Held | None, float]:
-        with self._changed:
-            if not self._held:
-                return None, IDLE_SECONDS
-            first = min(self._held, key=Held.due)
-            wait = first.due() - time.monotonic()
-            return (first, 0.0) if wait <= 0 else (None, min(wait, FLUSH_SECONDS))
-
-    def _rest(self, seconds: float) -> bool:
-        """Wait for the next thing to do; False when nothing was held for a while and the thread may end."""
-        with self._changed:
-            self._changed.wait(seconds)
-            if self._held or seconds < IDLE_SECONDS:
-                return True
+    def _ended(self, idle_since: float) -> bool:
+        """Whether nothing was held for so long that the thread, and its connection, may go."""
+        with self._lock:
+            if self._held or time.monotonic() < idle_since + IDLE_SECONDS:
+                return False
             self._thread = None
-            return False
+            return True
 
-    def _keep(self, held: Held, link: Link) -> bool:
+    def _due(self) -> list[Held]:
+        now = time.monotonic()
+        with self._lock:
+            due = [(held.due(), held) for held in self._held]
+        return [held for at, held in sorted(due, key=lambda each: each[0]) if at <= now]
+
+    def _keep(self, held: Held, link: Link) -> None:
         try:
-            held.keep(link)
+            # Tried twice: the first statement after a pause often finds that the server has closed the connection.
+            persistently(lambda: held.keep(link), until=time.monotonic() + LOCK_WAIT_SECONDS)
         except ClaimError as error:
             logger.warning("leases of %s could not be renewed: %s", held.statements.of.name, error)
-            return False
+            held.pause()
         except Exception:
             # Without this thread every row of the process would lose its lease.
             logger.exception("the renewer of %s failed", held.statements.of.name)
-            return False
-        return True
+            held.pause()
 
 
 _renewers: weakref.WeakKeyDictionary[Database, Renewer] = weakref.WeakKeyDictionary()

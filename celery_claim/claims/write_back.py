@@ -81,10 +81,15 @@ def release(link: Link, statements: Statements, token: str, keys: Sequence[Any],
 
 
 def changed_keys(
-    link: Link, statement: Any, parameters: Mapping[str, Any], confirm: Callable[[list[Any]], Iterable[Any]]
+    link: Link,
+    statement: Any,
+    parameters: Mapping[str, Any],
+    confirm: Callable[[list[Any]], Iterable[Any]],
+    *,
+    keys: Sequence[Any] | None = None,
 ) -> set[Any]:
     """The keys that an UPDATE by keys changed; `confirm` tells for those that it does not account for."""
-    keys = parameters["keys"]
+    keys = parameters["keys"] if keys is None else keys
     result = link.execute(statement, parameters)
     if result.returns_rows:
         changed = set(result.scalars())
@@ -200,12 +205,14 @@ def _plain(value: Any) -> Any:
 
 def _write_alike(link: Link, statements: Statements, token: str, alike: dict[Any, Outcome]) -> WriteBack:
     keys = list(alike)
-    statement, parameters = _statement(statements, alike)
+    one = len(keys) == 1
+    statement, parameters = _statement(statements.for_one if one else statements, alike)
 
     def confirm(missing: list[Any]) -> Iterable[Any]:
         return link.execute(statements.written, {"keys": missing, "token": token}).scalars()
 
-    changed = changed_keys(link, statement, {**parameters, "keys": keys, "token": token}, confirm)
+    parameters |= {"keys": keys[0] if one else keys, "token": token}
+    changed = changed_keys(link, statement, parameters, confirm, keys=keys)
     if len(changed) == len(keys):
         return WriteBack(alike)
     return WriteBack(
@@ -217,9 +224,9 @@ def _statement(statements: Statements, alike: dict[Any, Outcome]) -> tuple[Any, 
     """The one statement for outcomes that are alike, and its parameters."""
     first = next(iter(alike.values()))
     if first.status is Status.SUCCEEDED:
-        names = names_of_values(statements, first.values)
-        if not names:
+        if not first.values:
             return statements.succeed, {}
+        names = names_of_values(statements, first.values)
         if len(alike) == 1:
             return statements.succeed_with(names), {f"value_{i}": first.values[name] for i, name in enumerate(names)}
         return statements.succeed_each(names, len(alike)), dict(_numbered(statements, names, alike))

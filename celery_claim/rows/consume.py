@@ -266,11 +266,13 @@ class Consumer:
             verdict = transact(self._database, self._statements, held.token, key, row, self._handler, self._judge)
         else:
             verdict = process(row, self._handler, self._judge)
-        held.finish()
         if isinstance(verdict, WriteBack):
             self._saw(unexpected=False)
-            self._wrote(held, verdict)
+            held.settle([key])
+            self._report.wrote(verdict)
+            held.finish()
         else:
+            held.finish()
             self._settle(held, {key: verdict})
 
     def _process_together(self, held: Held, claimed: Claim) -> int:
@@ -297,6 +299,8 @@ class Consumer:
         for key, verdict in verdicts.items():
             self._saw(unexpected=verdict.unexpected)
             outcome = verdict.outcome
+            if held.is_lost(key):
+                continue
             if outcome is None:
                 self._keep(held, key, counted=False)
             elif outcome.status is Status.RETRYING and not self._statements.of.delays:
@@ -316,16 +320,14 @@ class Consumer:
     def _flush(self, held: Held) -> None:
         """Write what is in the buffer, trying through faults of the database for as long as the rows are ours."""
         try:
-            result = persistently(lambda: held.buffer.flush(self._link), until=held.expires_at)
+            result = persistently(lambda: held.flush(self._link), until=held.expires_at)
         except (DatabaseUnavailable, Contention) as error:
             # The lease is over and so is our claim on the rows; whoever gets them next does them again.
             logger.error("results of rows of %s were never written: %s", self._statements.of.name, error)
-            self._wrote(held, held.buffer.give_up())
+            given_up = held.buffer.give_up()
+            held.settle(given_up.lost)
+            self._report.wrote(given_up)
             raise
-        self._wrote(held, result)
-
-    def _wrote(self, held: Held, result: WriteBack) -> None:
-        held.settle([*result.written, *result.lost])
         self._report.wrote(result)
 
     # ---- hand back

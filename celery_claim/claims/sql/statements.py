@@ -25,6 +25,7 @@ from sqlalchemy import (
     cast,
     func,
     literal,
+    literal_column,
     null,
     or_,
     select,
@@ -46,9 +47,16 @@ TINY_COUNTER_LIMIT = 127
 class Statements:
     """The statements for one table on one database, built once."""
 
-    def __init__(self, table: ClaimTable, dialect: Dialect) -> None:
+    def __init__(self, table: ClaimTable, dialect: Dialect, *, for_one: bool = False) -> None:
+        """With `for_one`, the parameter `keys` of every statement is one key instead of a list."""
         self.of = table
         self.dialect = dialect
+        self._for_one = for_one
+
+    @cached_property
+    def for_one(self) -> Statements:
+        """The same statements for one key: their text never changes, so nothing has to be rendered to run them."""
+        return Statements(self.of, self.dialect, for_one=True)
 
     # ---- claim
 
@@ -328,6 +336,9 @@ class Statements:
 
     @property
     def _keyed(self) -> ColumnElement[bool]:
+        if self._for_one:
+            one: ColumnElement[bool] = self.of.key == bindparam("keys", type_=self.of.key.type)
+            return one
         return self.dialect.among(self.of.key, "keys")
 
     @property
@@ -400,7 +411,10 @@ class Statements:
         return [self.of.writable[name] for name in names]
 
     def _value(self, status: Status) -> Any:
-        return literal(self.of.values[status], self.of.status.type, literal_execute=True)
+        value = self.of.values[status]
+        if type(value) is int:
+            return literal_column(str(value), self.of.status.type)
+        return literal(value, self.of.status.type, literal_execute=True)
 
     def _is(self, status: Status) -> ColumnElement[bool]:
         equal: ColumnElement[bool] = self.of.status == self._value(status)
