@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from sqlalchemy import (
-    JSON,
     BigInteger,
     Column,
     ForeignKey,
@@ -311,14 +310,14 @@ def test_an_object_comes_detached_with_all_its_columns(queue):
         __tablename__ = "mail"
         id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
         body: Mapped[str | None] = deferred(mapped_column("long_text", Text))
-        about: Mapped[dict | None] = mapped_column(JSON)
+        about: Mapped[str | None] = mapped_column(String(20))
 
     seen: list[object] = []
     mail = queue(lambda row: seen.append((row.id, row.body, row.about, row.worker_id is not None)), model=Mail)
-    mail.insert([1], long_text="hello", about={"a": [1]})
+    mail.insert([1], long_text="hello", about="it")
     mail.task.drain()
 
-    assert seen == [(1, "hello", {"a": [1]}, True)]
+    assert seen == [(1, "hello", "it", True)]
 
 
 def test_a_model_with_eager_relations_gets_each_row_once(queue):

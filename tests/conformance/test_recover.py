@@ -219,6 +219,16 @@ def test_a_retry_becomes_claimable_when_it_is_due_and_not_before(queue):
     assert list(mail.claim().rows) == [1, 2]
 
 
+def test_a_retry_that_was_put_aside_again_between_the_look_and_the_change_is_not_early(queue):
+    mail = queue(rows=2)
+    mail.write_back(mail.claim(), RETRY)
+    mail.age(12, [1])
+    with mail.claims.linked() as link:
+        link.execute(mail.statements.promote, {"keys": [1, 2]})
+
+    assert (mail.row(1).status, mail.row(2).status) == (Status.PENDING, Status.RETRYING)
+
+
 def test_a_run_promotes_what_is_due_before_it_claims(queue):
     mail = queue(rows=1)
     mail.write_back(mail.claim(), RETRY)

@@ -245,8 +245,9 @@ class Statements:
 
     @cached_property
     def promote(self) -> Update:
-        """Make due retries claimable."""
-        return self._update([("status", self._value(Status.PENDING))], self._keyed, self._is(Status.RETRYING))
+        """Make due retries claimable; one that was run and put aside again meanwhile is not due any more."""
+        guard = (self._is(Status.RETRYING), self._is_due)
+        return self._update([("status", self._value(Status.PENDING))], self._keyed, *guard)
 
     def failed(self, *, like: bool, behind: bool = False) -> Select[Any]:
         """A page of failed rows, all or those whose error matches."""
