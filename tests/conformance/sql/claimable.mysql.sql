@@ -14,7 +14,7 @@ SELECT mail.id FROM mail WHERE mail.status = 1 AND mail.claim_time + coalesce(ma
 UPDATE mail FORCE INDEX (PRIMARY) SET status=3, error_message=:error WHERE (mail.id IN :keys) AND mail.status = 1 AND mail.claim_token = :token;
 
 -- promote
-UPDATE mail FORCE INDEX (PRIMARY) SET status=0 WHERE (mail.id IN :keys) AND mail.status = 5;
+UPDATE mail FORCE INDEX (PRIMARY) SET status=0 WHERE (mail.id IN :keys) AND mail.status = 5 AND (mail.next_retry_time IS NULL OR mail.next_retry_time <= UNIX_TIMESTAMP());
 
 -- recover
 UPDATE mail FORCE INDEX (PRIMARY) SET status=CASE WHEN (mail.reclaim_count >= :max_reclaims) THEN 3 ELSE 0 END, error_message=CASE WHEN (mail.reclaim_count >= :max_reclaims) THEN :error ELSE mail.error_message END, reclaim_count=CASE WHEN (mail.reclaim_count < :reclaim_count_1) THEN mail.reclaim_count + :reclaim_count_2 ELSE mail.reclaim_count END, claim_token=NULL, claim_time=NULL, lease_seconds=NULL, worker_id=NULL WHERE (mail.id IN :keys) AND mail.status = 1 AND mail.claim_time + coalesce(mail.lease_seconds, :lease) < UNIX_TIMESTAMP();

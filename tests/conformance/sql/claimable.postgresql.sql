@@ -11,7 +11,7 @@ SELECT mail.id FROM mail WHERE mail.status = 1 AND mail.claim_time + coalesce(ma
 UPDATE mail SET status=3, error_message=:error::VARCHAR WHERE mail.id = ANY (:keys::BIGINT[]) AND mail.status = 1 AND mail.claim_token = :token::VARCHAR RETURNING mail.id;
 
 -- promote
-UPDATE mail SET status=0 WHERE mail.id = ANY (:keys::BIGINT[]) AND mail.status = 5 RETURNING mail.id;
+UPDATE mail SET status=0 WHERE mail.id = ANY (:keys::BIGINT[]) AND mail.status = 5 AND (mail.next_retry_time IS NULL OR mail.next_retry_time <= CAST(FLOOR(EXTRACT(EPOCH FROM clock_timestamp())) AS BIGINT)) RETURNING mail.id;
 
 -- recover
 UPDATE mail SET status=CASE WHEN (mail.reclaim_count >= :max_reclaims::INTEGER) THEN 3 ELSE 0 END, error_message=CASE WHEN (mail.reclaim_count >= :max_reclaims::INTEGER) THEN :error::VARCHAR ELSE mail.error_message END, reclaim_count=CASE WHEN (mail.reclaim_count < :reclaim_count_1::SMALLINT) THEN mail.reclaim_count + :reclaim_count_2::SMALLINT ELSE mail.reclaim_count END, claim_token=NULL, claim_time=NULL, lease_seconds=NULL, worker_id=NULL WHERE mail.id = ANY (:keys::BIGINT[]) AND mail.status = 1 AND mail.claim_time + coalesce(mail.lease_seconds, :lease::INTEGER) < CAST(FLOOR(EXTRACT(EPOCH FROM clock_timestamp())) AS BIGINT) RETURNING mail.id;

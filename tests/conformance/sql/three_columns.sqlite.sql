@@ -1,8 +1,8 @@
 -- claim
-UPDATE mail SET status=1, claim_token=:token, claim_time=CAST(strftime('%s', 'now') AS INTEGER) WHERE mail.id IN (SELECT mail.id FROM mail WHERE mail.status = 0 ORDER BY mail.id LIMIT :limit OFFSET :param_2) AND mail.status = 0 RETURNING id;
+UPDATE mail SET status=1, claim_token=:token, claim_time=CAST(strftime('%s', 'now') AS INTEGER) WHERE mail.id IN (SELECT mail.id FROM mail WHERE mail.status = 0 ORDER BY mail.id LIMIT :limit OFFSET :param_1) AND mail.status = 0 RETURNING id;
 
 -- expired
-SELECT mail.id FROM mail WHERE mail.status = 1 AND mail.claim_time + :lease < CAST(strftime('%s', 'now') AS INTEGER) ORDER BY mail.id LIMIT :limit OFFSET :param_2;
+SELECT mail.id FROM mail WHERE mail.status = 1 AND mail.claim_time + :lease < CAST(strftime('%s', 'now') AS INTEGER) ORDER BY mail.id LIMIT :limit OFFSET :param_1;
 
 -- fail
 UPDATE mail SET status=3 WHERE (mail.id IN :keys) AND mail.status = 1 AND mail.claim_token = :token RETURNING id;
