@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import celery
 from celery import bootsteps
 
-from celery_claim.app import claim_tasks, state_of
+from celery_claim.app import claim_tasks, database_for, state_of
 from celery_claim.exceptions import ClaimError, ConfigurationError
 from celery_claim.outages import Outage
 from celery_claim.schedules import FIRE_QUEUE, FIRE_TASK
@@ -69,12 +69,26 @@ class CheckStep(bootsteps.Step):
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
         try:
+            _create_tables(parent.app)
             refused = [finding for task in claim_tasks(parent.app) for finding in _checked(task)]
         except ConfigurationError as error:
             logger.critical("%s", error)
             refused = [error]
         if refused:
             raise SystemExit(EXIT_CONFIGURATION)
+
+
+def _create_tables(app: celery.Celery) -> None:
+    settings = state_of(app).settings
+    if settings.database_url is None or not settings.create_tables or not any(claim_tasks(app)):
+        return
+    from celery_claim.claims.sql.create import create_version_table
+
+    try:
+        create_version_table(database_for(app, "celery_claim"), settings.table_prefix, settings.table_schema)
+    except ClaimError as error:
+        # Nothing that runs needs the table; whatever is wrong with the database, the check says it better.
+        logger.info("celery_claim's own tables were not made: %s", error)
 
 
 def _checked(task: ClaimTask) -> list[Any]:

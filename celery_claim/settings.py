@@ -53,7 +53,7 @@ class Settings:
     create_tables: bool = _setting(
         True,
         "",
-        "Make celery_claim's own tables at first use; with False only `celery claim initdb` makes them.",
+        "Workers make celery_claim's own tables when they start; with False only `celery claim initdb` does.",
         lambda value: isinstance(value, bool),
         "True or False",
     )
@@ -85,6 +85,28 @@ class Settings:
 
 PREFIX = "claim_"
 
+#: Settings of parts that this version does not have yet: accepted, so that one configuration serves a fleet in the
+#: middle of an upgrade, and without effect.
+PLANNED = frozenset(
+    PREFIX + name
+    for name in (
+        "lease_ttl",
+        "node_role",
+        "main_node",
+        "node_heartbeat",
+        "node_timeout",
+        "accept_timeout",
+        "kill_grace",
+        "history_retention",
+        "history_max_rows",
+        "log_empty_runs",
+        "push_timeout",
+        "max_package_size",
+        "max_running",
+        "allowed_jobs",
+    )
+)
+
 
 def known() -> tuple[str, ...]:
     """The names of all settings, as a user writes them."""
@@ -99,7 +121,7 @@ def resolve(conf: Any) -> Settings:
     conf.get(PREFIX + "database_url")  # a lazy configuration shows its layers only after a look-up
     present = {name: conf.get(name) for name in _names(conf) if name.startswith(PREFIX)}
     for name in present:
-        if name not in known():
+        if name not in known() and name not in PLANNED:
             raise ConfigurationError(f"unknown setting {name!r}.{did_you_mean(name, known())}")
     values = {}
     for each in fields(Settings):

@@ -125,7 +125,7 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
 
     def __call__(self, *arguments: Any, claim: Mapping[str, Any] | None = None, **named: Any) -> Any:
         """With arguments the user's function; without, one drain: a Counts, or its dict as a worker's result."""
-        if arguments or named:
+        if claim is None and (arguments or named):
             return self.run(*arguments, **named)
         if self.request.called_directly or self.request.is_eager:
             return self.drain() if claim is None else asdict(self._drain(**self._window(claim)))

@@ -72,7 +72,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    console.print(title, style="bold", highlight=False)
+    table = Table(box=box.SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, insert, select
 from sqlalchemy import inspect as inspector_of
+from sqlalchemy.schema import CreateTable
 
 from celery_claim.claims.table import Claims
 from celery_claim.database import Database
 from celery_claim.dialects import epoch_seconds
+from celery_claim.exceptions import ValueRefused
 
 #: Raised by one with each change of celery_claim's own tables.
 SCHEMA_VERSION = 1
@@ -36,8 +40,10 @@ def create_version_table(database: Database, prefix: str, schema: str | None) ->
     made = []
     with database.linked() as link, link.translating():
         if not inspector_of(link.connection).has_table(table.name, schema=schema):
-            table.create(link.connection)
+            link.execute(CreateTable(table, if_not_exists=True))
             made.append(table.fullname)
         if link.execute(select(table.c.version).where(table.c.version == SCHEMA_VERSION)).first() is None:
-            link.execute(insert(table).values(version=SCHEMA_VERSION, created_at=epoch_seconds() * 1000))
+            # A fleet starts at once: whoever is second finds the row, by its key.
+            with suppress(ValueRefused):
+                link.execute(insert(table).values(version=SCHEMA_VERSION, created_at=epoch_seconds() * 1000))
     return made
