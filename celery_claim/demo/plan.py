@@ -28,7 +28,7 @@ class Plan:
     #: Rows per claim. A worker that is killed holds up to this many for each of its processes.
     batch_size: int = 20
     #: Short, so that the rows of the killed worker come back while one watches. Live workers renew theirs.
-    lease_seconds: int = 3
+    lease_seconds: int = 5
     #: Seconds between two windows; rows are started in the first half of each.
     frequency: float = 2.0
 

@@ -28,7 +28,8 @@ app.conf.worker_enable_remote_control = False
 @cache
 def results() -> Engine:
     """The handler's own engine, one per process: it is first asked for in the process that handles rows."""
-    return connect(plan.database)
+    # One INSERT is a transaction of its own. In an open one, SQLite's only write lock would be held while Python works.
+    return connect(plan.database).execution_options(isolation_level="AUTOCOMMIT")
 
 
 @app.task(
@@ -46,7 +47,7 @@ def hash_file(row: File) -> None:
         "lines": lines,
         "worker_id": row.worker_id,
     }
-    with results().begin() as connection:
+    with results().connect() as connection:
         connection.execute(insert(Handling), handled)
 
 
