@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -87,4 +89,6 @@ def _show(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    # As an exception, so that servers, consumers and peers are stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     bench(prog_name="python -m tests.bench")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
+import os
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -93,6 +96,7 @@ def rows_per_second(turns: list[Turn], rows: int) -> float:
 
 
 def _serve(line: Connection) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
             prepare, seat, args = line.recv()
@@ -108,3 +112,11 @@ def _serve(line: Connection) -> None:
             line.send(("done", turn))
         except Exception:
             line.send(("failed", traceback.format_exc()))
+
+
+def _end_with_parent() -> None:
+    """A consumer in the middle of a drain would go on after a parent that was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)

@@ -18,6 +18,8 @@ from typing import Any
 import psutil
 from sqlalchemy.engine import make_url
 
+from tests.servers import die_with_parent
+
 from .peer import sink
 from .table import ARGUMENTS
 
@@ -152,7 +154,9 @@ def _call(command: list[str], environment: dict[str, str]) -> None:
 @contextlib.contextmanager
 def _worker(command: list[str], environment: dict[str, str], log: Path) -> Iterator[psutil.Process]:
     with log.open("wb") as file:
-        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+        process = subprocess.Popen(
+            die_with_parent(command), env=environment, stdout=file, stderr=file, start_new_session=True
+        )
     try:
         yield psutil.Process(process.pid)
     finally:

@@ -66,7 +66,7 @@ class Plan:
         if case.part == "peers" and case.what != CORE:
             pace = next(peer.pace for peer in self.peers if peer.name == case.what)
             return max(500, int(pace * DRAIN_SECONDS))
-        return 5_000 if case.done == "row" else 20_000
+        return 3_000 if case.done == "row" else 10_000
 
 
 def run(plan: Plan, *, rounds: int, path: Path, tell: Callable[[str], None]) -> Ledger:
