@@ -137,6 +137,10 @@ class Dialect:
         """A column's name, from how SQLAlchemy's reflection spells it."""
         return name
 
+    def collation(self, ask: Ask, table: str, schema: str | None, column: str, reflected: str | None) -> str | None:
+        """The collation of a column, as far as it is known."""
+        return reflected
+
     def passing_locked(self, statement: Select[Any]) -> Select[Any]:
         return statement.with_for_update(skip_locked=True) if self.skips_locked else statement
 

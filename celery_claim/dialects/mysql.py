@@ -100,6 +100,17 @@ class MySQL(Dialect):
         # It is read from SHOW CREATE TABLE, and a backtick of the name stays doubled as it is there.
         return name.replace("``", "`")
 
+    def collation(self, ask: Ask, table: str, schema: str | None, column: str, reflected: str | None) -> str | None:
+        # Reflection knows only what SHOW CREATE TABLE prints, and that leaves out the table's own collation.
+        rows = ask(
+            "SELECT collation_name FROM information_schema.columns WHERE table_name = :table "
+            "AND table_schema = COALESCE(:schema, DATABASE()) AND column_name = :column",
+            table=table,
+            schema=schema,
+            column=column,
+        )
+        return rows[0][0] if rows else None
+
     def server(self, ask: Ask) -> ServerFacts:
         version, read_only, connections, logs, log_format = ask(
             "SELECT @@version, @@read_only, @@max_connections, @@log_bin, @@binlog_format"

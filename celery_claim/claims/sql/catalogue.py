@@ -110,7 +110,9 @@ def table_facts(link: Link, statements: Statements) -> TableFacts:
             if column.name not in columns
         },
         token_length=getattr(token_type, "length", None),
-        token_collation=getattr(token_type, "collation", None),
+        token_collation=link.dialect.collation(
+            link.ask, name, schema, token.name, getattr(token_type, "collation", None)
+        ),
         token_ddl=f"ALTER TABLE {quoted} {link.dialect.exact_text(preparer.quote(token.name), TOKEN_LENGTH)}",
         time_type=None if time_type is None or isinstance(time_type, Integer) else str(time_type),
         status_is_enum=isinstance(status_type, Enum),
