@@ -29,7 +29,7 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.dialects.mysql import BIGINT
+from sqlalchemy.dialects.mysql import BIGINT, CHAR
 
 from celery_claim import ClaimTask, Done, Status
 from celery_claim.claims.claim import claim
@@ -91,7 +91,7 @@ def test_reserved_words_and_blanks_are_names_like_others(database: Database, how
         Column("rank", Integer),
         Column("group", Integer),
         Column("claimed at", BigInteger),
-        Column(token, String(32)),
+        Column(token, String(32).with_variant(CHAR(32, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")),
         schema=schema,
     )
     table.create(engine)
