@@ -7,7 +7,7 @@ import fcntl
 import os
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         needed = {need for mark in metafunc.definition.iter_markers("needs") for need in mark.args}
         names = [name for name, can in CAPABILITIES.items() if name in chosen and can >= needed]
         metafunc.parametrize("database", names, indirect=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """A test may log text that no encoding has (lone surrogates); xdist would end its worker over it."""
+    return _encodable((yield))
+
+
+def _encodable(data: Any) -> Any:
+    if isinstance(data, str):
+        return data.encode("utf-8", "backslashreplace").decode()
+    if isinstance(data, dict):
+        return {key: _encodable(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return type(data)(_encodable(value) for value in data)
+    return data
 
 
 @pytest.fixture(autouse=True)

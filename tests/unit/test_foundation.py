@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -349,3 +350,8 @@ def test_a_process_that_ends_early_shows_its_log(celery_processes):
 def test_eventually_says_what_did_not_come_true(eventually):
     with pytest.raises(AssertionError, match=r"the moon did not come true in 0\.1 s; last: 0"):
         eventually(lambda: 0, timeout=0.1, what="the moon")
+
+
+def test_a_test_may_log_what_no_encoding_has():
+    """Under xdist the log travels to another process, which such a character would end."""
+    logging.getLogger(__name__).warning("lone \ud800 surrogate")
