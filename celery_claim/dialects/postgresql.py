@@ -24,8 +24,9 @@ from celery_claim.dialects.dialect import (
 
 @compiles(epoch_seconds, "postgresql")
 def _postgresql_clock(element: Any, compiler: Any, **options: Any) -> str:
-    # Not now(): that is the start of the transaction, minutes ago in a transactional handler.
-    return "CAST(FLOOR(EXTRACT(EPOCH FROM clock_timestamp())) AS BIGINT)"
+    # Not now(): that is the start of the transaction, minutes ago in a transactional handler. Not clock_timestamp():
+    # it is volatile, so no index could serve a comparison with it, and looking for due retries would read all of them.
+    return "CAST(FLOOR(EXTRACT(EPOCH FROM statement_timestamp())) AS BIGINT)"
 
 
 class PostgreSQL(Dialect):
