@@ -147,6 +147,8 @@ class MySQL(Dialect):
 
     def plan(self, ask_plan: Ask, statement: str) -> Plan | None:
         row = ask_plan(f"EXPLAIN {statement}")[0]._mapping
+        if row["table"] is None:  # "Impossible WHERE": there is no row of the sample's key, and so no plan
+            return None
         return Plan(index=row["key"], sorts="filesort" in (row["Extra"] or ""))
 
 

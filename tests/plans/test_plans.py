@@ -68,17 +68,16 @@ def test_rows_are_changed_by_primary_key_however_many(mail):
         for number in (1, 20, 199, 200, 201, 1000):
             keys = list(range(20_001, 20_001 + number))
             for name, statement in changes.items():
-                literal = statement.params(
-                    keys=keys, **{k: v for k, v in values.items() if k in parameters_of(statement)}
-                )
+                known = {key: value for key, value in values.items() if key in parameters_of(statement, mail)}
+                literal = statement.params(keys=keys, **known)
                 sql = str(literal.compile(dialect=mail.engine.dialect, compile_kwargs={"literal_binds": True}))
                 walked[name, number] = mail.claims.database.dialect.plan(link.ask, sql.replace("%%", "%")).index
 
     assert {each: index for each, index in walked.items() if index != "PRIMARY"} == {}
 
 
-def parameters_of(statement):
-    return statement.compile().params
+def parameters_of(statement, mail):
+    return statement.compile(dialect=mail.engine.dialect).params
 
 
 @pytest.mark.needs("mysql")
