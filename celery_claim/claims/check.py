@@ -291,8 +291,8 @@ def _of_use(link: Link, claims: Claims, facts: TableFacts, task: Task) -> Iterat
 def _of_plans(link: Link, claims: Claims) -> Iterator[Finding]:
     for name, statement in claims.explainable().items():
         plan = claims.database.dialect.plan(link.ask, statement)
-        # Retries are sorted by when they were due; there are few that are due and not yet promoted.
-        if plan is not None and (plan.index is None or (plan.sorts and name != "due")):
+        # What is due, and what is in progress, is little: sorting it costs nothing.
+        if plan is not None and (plan.index is None or (plan.sorts and name in ("candidates", "claim"))):
             how = "reads the whole table" if plan.index is None else "sorts"
             yield Finding(
                 "warning",
