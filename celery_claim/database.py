@@ -187,10 +187,11 @@ class Link:
         except DatabaseUnavailable:
             self.drop()
             raise
+        except ClaimError:
+            raise
         except BaseException:
-            # A signal in the middle of a statement (a time limit, a shutdown) leaves a connection that cannot be used.
-            if self._connection is not None and self._connection.invalidated:
-                self.drop()
+            # A signal in the middle of a statement (a time limit, a shutdown) may leave an answer unread on the wire.
+            self.drop()
             raise
 
     @contextmanager

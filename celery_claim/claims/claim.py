@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 #: How long to look for rows whose claim got no answer before their lease has to bring them back.
 SEARCH_SECONDS = 15.0
+#: How long to try to read candidates; nothing is ours yet, so a database that is down ends the run.
+RECONNECT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -93,19 +95,25 @@ class _Attempt:
         self.keys: Sequence[Any] | None = None
 
     def by_candidates(self, limit: int, offset: int) -> tuple[Sequence[Any], int]:
-        page = self.link.execute(self.statements.candidates, {"limit": limit, "offset": offset})
-        self.keys = page.scalars().all()
+        # Tried again at once: after a long handler the server has often closed the idle connection.
+        self.keys = persistently(lambda: self._candidates(limit, offset), until=time.monotonic() + RECONNECT_SECONDS)
         if not self.keys:
             return [], 0
         taken = self._send_claim()
         return (self.keys if taken else []), len(self.keys)
 
     def under_lock(self, limit: int) -> tuple[Sequence[Any], int]:
-        with self.link.transaction():
-            self.keys = self.link.execute(self.statements.locked_candidates, {"limit": limit}).scalars().all()
-            self._sending()
-            if self.keys:
-                self.link.execute(self.statements.claim, {**self.parameters, "keys": self.keys})
+        try:
+            with self.link.transaction():
+                self.keys = self.link.execute(self.statements.locked_candidates, {"limit": limit}).scalars().all()
+                self._sending()
+                if self.keys:
+                    self.link.execute(self.statements.claim, {**self.parameters, "keys": self.keys})
+        except DatabaseUnavailable as error:
+            if not self.keys:
+                raise
+            # Committed or not, the read back tells: what is ours carries our token.
+            logger.info("the answer to a claim was lost, looking for its rows: %s", error)
         return self.keys, len(self.keys)
 
     def in_one_statement(self, limit: int) -> tuple[Sequence[Any], int]:
@@ -131,6 +139,9 @@ class _Attempt:
             keys = self.keys if self.keys is not None else self._keys_of_token()
             if keys:
                 self.link.execute(self.statements.release, {"keys": keys, "token": self.parameters["token"]})
+
+    def _candidates(self, limit: int, offset: int) -> Sequence[Any]:
+        return self.link.execute(self.statements.candidates, {"limit": limit, "offset": offset}).scalars().all()
 
     def _send_claim(self) -> int:
         self._sending()
