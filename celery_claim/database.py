@@ -21,6 +21,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from celery_claim.backoff import full_jitter
 from celery_claim.dialects import LOCK_WAIT_SECONDS, Dialect, Fault, dialect_of, epoch_seconds, fault_of
+from celery_claim.dialects.prepared import Prepared
 from celery_claim.exceptions import (
     AccessDenied,
     ClaimError,
@@ -63,6 +64,7 @@ class Database:
         self._engine: Engine | None = None
         self._session_engine: Engine | None = None
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
+        self._prepared: dict[Executable, Prepared | None] = {}
         _databases.add(self)
 
     @classmethod
@@ -96,6 +98,15 @@ class Database:
             if self._session_engine is None:
                 self._session_engine = self._make_engine(limited=False)
             return self._session_engine
+
+    def prepared(self, statement: Executable) -> Prepared | None:
+        """The statement compiled for this database, or None where SQLAlchemy has to render it each time."""
+        try:
+            return self._prepared[statement]
+        except KeyError:
+            dialect = self.engine.dialect
+            made = Prepared(statement, dialect) if Prepared.suits(statement, dialect) else None
+            return self._prepared.setdefault(statement, made)
 
     def link(self, *, lock_wait_seconds: int = LOCK_WAIT_SECONDS) -> Link:
         link = Link(self, lock_wait_seconds)
@@ -173,6 +184,14 @@ class Link:
         """
         with self.translating():
             return self.connection.execute(statement, parameters)
+
+    def send(self, statement: Executable, parameters: Mapping[str, Any]) -> CursorResult[Any]:
+        """`execute` for a statement object that is kept and sent again and again."""
+        with self.translating():
+            prepared = self.database.prepared(statement)
+            if prepared is None:
+                return self.connection.execute(statement, parameters)
+            return prepared.execute(self.connection, parameters)
 
     def ask(self, query: str, **parameters: Any) -> Sequence[Any]:
         """The rows of a query in the database's own words."""

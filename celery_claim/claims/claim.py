@@ -119,7 +119,7 @@ class _Attempt:
     def in_one_statement(self, limit: int) -> tuple[Sequence[Any], int]:
         self._sending()
         try:
-            taken = self.link.execute(self.statements.claim_pending, {**self.parameters, "limit": limit})
+            taken = self.link.send(self.statements.claim_pending, {**self.parameters, "limit": limit})
             self.keys = sorted(taken.scalars().all())
         except DatabaseUnavailable:
             # Not sent again: it would take other rows. What it took carries our token.
@@ -141,16 +141,16 @@ class _Attempt:
                 self.link.execute(self.statements.release, {"keys": keys, "token": self.parameters["token"]})
 
     def _candidates(self, limit: int, offset: int) -> Sequence[Any]:
-        return self.link.execute(self.statements.candidates, {"limit": limit, "offset": offset}).scalars().all()
+        return self.link.send(self.statements.candidates, {"limit": limit, "offset": offset}).scalars().all()
 
     def _send_claim(self) -> int:
         self._sending()
         parameters = {**self.parameters, "keys": self.keys}
         try:
-            return self.link.execute(self.statements.claim, parameters).rowcount
+            return self.link.send(self.statements.claim, parameters).rowcount
         except DatabaseUnavailable as error:
             logger.info("the answer to a claim was lost, asking again: %s", error)
-        self.persistently(lambda: self.link.execute(self.statements.claim, parameters))
+        self.persistently(lambda: self.link.send(self.statements.claim, parameters))
         # The second UPDATE counts only what the first one had not taken.
         return len(self.keys or ())
 

@@ -87,10 +87,14 @@ def changed_keys(
     confirm: Callable[[list[Any]], Iterable[Any]],
     *,
     keys: Sequence[Any] | None = None,
+    kept: bool = False,
 ) -> set[Any]:
-    """The keys that an UPDATE by keys changed; `confirm` tells for those that it does not account for."""
+    """The keys that an UPDATE by keys changed; `confirm` tells for those that it does not account for.
+
+    `keys` where the parameter of that name is a single one; `kept` for a statement object that is sent again.
+    """
     keys = parameters["keys"] if keys is None else keys
-    result = link.execute(statement, parameters)
+    result = (link.send if kept else link.execute)(statement, parameters)
     if result.returns_rows:
         changed = set(result.scalars())
     else:
@@ -206,13 +210,14 @@ def _plain(value: Any) -> Any:
 def _write_alike(link: Link, statements: Statements, token: str, alike: dict[Any, Outcome]) -> WriteBack:
     keys = list(alike)
     one = len(keys) == 1
-    statement, parameters = _statement(statements.for_one if one else statements, alike)
+    chosen = statements.for_one if one else statements
+    statement, parameters = _statement(chosen, alike)
 
     def confirm(missing: list[Any]) -> Iterable[Any]:
         return link.execute(statements.written, {"keys": missing, "token": token}).scalars()
 
     parameters |= {"keys": keys[0] if one else keys, "token": token}
-    changed = changed_keys(link, statement, parameters, confirm, keys=keys)
+    changed = changed_keys(link, statement, parameters, confirm, keys=keys, kept=chosen.keeps(statement))
     if len(changed) == len(keys):
         return WriteBack(alike)
     return WriteBack(

@@ -58,6 +58,10 @@ class Statements:
         """The same statements for one key: their text never changes, so nothing has to be rendered to run them."""
         return Statements(self.of, self.dialect, for_one=True)
 
+    def keeps(self, statement: Any) -> bool:
+        """Whether a statement is one of those made once, which a database may keep compiled."""
+        return any(statement is kept for kept in vars(self).values())
+
     # ---- claim
 
     @cached_property
