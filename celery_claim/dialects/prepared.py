@@ -20,7 +20,7 @@ class Prepared:
         self._constants = {name: value for name, value in compiled.params.items() if value is not None}
         self._written: dict[str, tuple[str, Callable[[Any], str]]] = {}
         self._processed: dict[str, Callable[[Any], Any]] = {}
-        for name, parameter in compiled.binds.items():
+        for parameter, name in compiled.bind_names.items():
             if isinstance(parameter.type, NumberList):
                 self._written[name] = (f"__[POSTCOMPILE_{name}]", parameter.type.literal_processor(dialect))
                 self._constants.pop(name, None)
@@ -30,7 +30,8 @@ class Prepared:
                 self._processed[name] = process
         # In order where the driver counts its parameters, by name where it names them.
         self._counted = compiled.positiontup is not None
-        self._names = [name for name in compiled.positiontup or compiled.binds if name not in self._written]
+        names = compiled.positiontup or compiled.bind_names.values()
+        self._names = [name for name in names if name not in self._written]
 
     @staticmethod
     def suits(statement: Any, dialect: Dialect) -> bool:
