@@ -12,6 +12,7 @@ import signal
 import time
 from typing import Any
 
+from billiard import current_process
 from celery import Celery
 from sqlalchemy import BigInteger, Engine, Integer, String, event
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -101,10 +102,14 @@ def once(what: str) -> bool:
 
 
 def die_at(moment: str, pattern: str) -> None:
-    """End this process with SIGKILL at the first statement of the pattern: before, after, or when it got no answer."""
+    """End this process with SIGKILL at the first statement of the pattern: before, after, or when it got no answer.
+
+    Only a process that handles rows: the worker's first one looks at the table as well when it starts.
+    """
 
     def strike(statement: str | None) -> None:
-        if re.search(pattern, statement or "") and once("statement"):
+        handles = current_process().name != "MainProcess"
+        if handles and re.search(pattern, statement or "") and once("statement"):
             os.kill(os.getpid(), signal.SIGKILL)
 
     if moment == "unanswered":

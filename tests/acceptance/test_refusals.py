@@ -88,7 +88,7 @@ def test_a_worker_refuses_a_table_that_cannot_be_claimed(
 
 
 WRONG_OPTIONS = {
-    "a lease under 2 s": ("table='job', lease_seconds=1", "row", "lease_seconds=1 does not work, expected whole seconds"),
+    "a lease under 2 s": ("table='job', lease_seconds=1", "row", "lease_seconds=1 does not work"),
     "an unknown option": ("table='job', batchsize=5", "row", "unknown option 'batchsize'. Did you mean 'batch_size'?"),
     "a handler without row": ("table='job'", "", "the handler must take (row), but is work()"),
     "an unknown column": ("table='job', columns={'status': 'sttus'}", "row", "Did you mean 'status'?"),
