@@ -6,6 +6,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -59,29 +60,29 @@ def rows(
     benchmark.run(plan, rounds=rounds or (1 if quick else 3), path=path, tell=click.echo)
     click.echo(f"figures: {path}")
     if page or whole:
-        _write_page(path, page or PAGE)
-    _show(path)
+        _write_page([path], page or PAGE)
+    _show([path])
 
 
 @bench.command()
-@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--page", type=click.Path(path_type=Path), help="The page to write.")
-def report(path: Path, page: Path | None) -> None:
-    """Medians and ratios of a run that was kept with --json."""
+def report(paths: tuple[Path, ...], page: Path | None) -> None:
+    """Medians and ratios of runs that were kept with --json: one file, or one for each part."""
     if page:
-        _write_page(path, page)
-    _show(path)
+        _write_page(paths, page)
+    _show(paths)
 
 
-def _write_page(path: Path, page: Path) -> None:
-    conditions, measurements = read(path)
+def _write_page(paths: Sequence[Path], page: Path) -> None:
+    conditions, measurements = read(*paths)
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(reports.page(conditions, reports.Figures.of(measurements)))
     click.echo(f"page: {page}")
 
 
-def _show(path: Path) -> None:
-    found = reports.bars(reports.Figures.of(read(path)[1]))
+def _show(paths: Sequence[Path]) -> None:
+    found = reports.bars(reports.Figures.of(read(*paths)[1]))
     for bar in found:
         sign = ">=" if bar.at_least else "<="
         click.echo(f"{'met    ' if bar.met else 'NOT MET'}  {sign} {bar.limit:<5g} {bar.ratio!s:<22}  {bar.promise}")

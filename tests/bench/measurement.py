@@ -41,14 +41,15 @@ class Measurement:
         return json.dumps({**asdict(self.case), "round": self.round, **self.facts})
 
 
-def read(path: Path) -> tuple[dict[str, Any], list[Measurement]]:
-    """The conditions, and what was measured under them, as a run has written them."""
+def read(*paths: Path) -> tuple[dict[str, Any], list[Measurement]]:
+    """The conditions, and what was measured under them, as runs have written them; servers of all, the rest of one."""
     conditions: dict[str, Any] = {}
     found = []
-    for line in path.read_text().splitlines():
+    for line in (line for path in paths for line in path.read_text().splitlines()):
         facts = json.loads(line)
         if "conditions" in facts:
-            conditions = facts["conditions"]
+            servers = conditions.get("servers", {}) | facts["conditions"]["servers"]
+            conditions = facts["conditions"] | {"servers": servers}
             continue
         case = Case(**{name: facts.pop(name) for name in Case.__dataclass_fields__})
         found.append(Measurement(case, facts.pop("round"), facts))

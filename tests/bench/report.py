@@ -157,23 +157,25 @@ of the rounds, with the least and the greatest in brackets.
 
 def page(conditions: dict[str, Any], figures: Figures) -> str:
     """The whole page, as Markdown."""
-    parts = [INTRODUCTION, _conditions(conditions), _bars_table(bars(figures))]
+    parts = [INTRODUCTION, _conditions(conditions, figures), _bars_table(bars(figures))]
     for database in ("mariadb", "postgresql"):
         parts.append(_loop_table(figures, database))
     parts += [_peer_table(figures), _depth_table(figures)]
     return "\n".join(part for part in parts if part)
 
 
-def _conditions(conditions: dict[str, Any]) -> str:
+def _conditions(conditions: dict[str, Any], figures: Figures) -> str:
     servers = ", ".join(
         f"{NAMES[name]} {version.removeprefix('PostgreSQL ')}" for name, version in conditions["servers"].items()
     )
     packages = ", ".join(f"{name} {version}" for name, version in conditions["packages"].items())
     used = "; ".join(", ".join(requirements) for requirements in conditions["peers"].values())
+    loads = [facts["load"] for case in figures.by_case for facts in figures.by_case[case].values() if "load" in facts]
     return "\n".join(
         (
             f"Measured on {conditions['date']}: {conditions['system']}, Python {conditions['python']}, {servers},",
             f"each commit flushed to disk, all on one machine; {packages}; {conditions['rounds']} rounds.",
+            f"Load average meanwhile: {statistics.median(loads):.1f}." if loads else "",
             f"Peers: {used}.\n",
         )
     )
