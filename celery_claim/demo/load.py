@@ -57,9 +57,9 @@ def check_tables(engine: Engine, present: set[str]) -> None:
         )
 
 
-def create(engine: Engine) -> None:
-    """Make the demo's tables, in place of those that an earlier demo has left."""
-    Base.metadata.drop_all(engine)
+def create(engine: Engine, *, others: set[str]) -> None:
+    """Make the demo's tables, in place of those that an earlier demo has left; others are not the demo's."""
+    drop(engine, others=others)
     Base.metadata.create_all(engine)
 
 
@@ -78,11 +78,11 @@ def insert_rows(engine: Engine, *, limit: int | None) -> int:
     return total
 
 
-def drop(engine: Engine, *, keep: set[str]) -> None:
-    """Drop every table with the demo's prefix that was not there before it."""
+def drop(engine: Engine, *, others: set[str]) -> None:
+    """Drop every table with the demo's prefix, without these others."""
     Base.metadata.drop_all(engine)
     reflected = inspect(engine).get_table_names()
-    ours = [name for name in reflected if name.startswith(TABLE_PREFIX) and name not in keep]
+    ours = [name for name in reflected if name.startswith(TABLE_PREFIX) and name not in others]
     if ours:
         metadata = MetaData()
         metadata.reflect(engine, only=ours)

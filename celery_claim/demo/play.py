@@ -152,16 +152,18 @@ def _shown(database: str, *, own: bool) -> str:
 
 @contextmanager
 def _tables(engine: Engine, options: Options, watch: Watch) -> Iterator[None]:
-    before = load.existing_tables(engine)
-    load.check_tables(engine, before)
-    if File.__tablename__ in before:
+    others = load.existing_tables(engine)
+    load.check_tables(engine, others)
+    if File.__tablename__ in others:
+        # With the demo's own table there, the rest of that prefix is what celery_claim made for that demo.
         watch.say(f"the tables {TABLE_PREFIX}* of an earlier demo are replaced")
+        others = set()
     try:
-        load.create(engine)
+        load.create(engine, others=others)
         yield
     finally:
         if not options.keep:
-            load.drop(engine, keep=before)
+            load.drop(engine, others=others)
 
 
 def _work(engine: Engine, plan: Plan, fleet: Fleet, watch: Watch, *, kill: bool) -> tuple[Killed | None, Pace]:
