@@ -1,0 +1,209 @@
+"""Faults put into a copy of the package, one at a time: each must be noticed by the test that is named beside it.
+
+A mutant whose place is gone fails here too: put it where that line went, or take it out with the feature.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.processes import REPOSITORY
+
+SECONDS = 120
+
+
+class Mutant(NamedTuple):
+    """A change of one place in the package, and the test that must not survive it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+    database: str = "sqlite"
+
+
+STATEMENTS = "claims/sql/statements.py"
+OWNED = 'return and_(self._is(Status.PROCESSING), token == bindparam("token", type_=token.type))'
+WRITE_BACK, CLAIM, RECOVER = (f"conformance/test_{name}.py::" for name in ("write_back", "claim", "recover"))
+
+MUTANTS = (
+    Mutant(
+        "drop the token guard of every write",
+        STATEMENTS,
+        OWNED,
+        'ours = or_(token.is_not(None), token == bindparam("token", type_=token.type))\n'
+        "        return and_(self._is(Status.PROCESSING), ours)",
+        WRITE_BACK + "test_a_late_worker_cannot_overwrite_the_new_owner",
+    ),
+    Mutant(
+        "drop the status guard of every write",
+        STATEMENTS,
+        OWNED,
+        'return token == bindparam("token", type_=token.type)',
+        WRITE_BACK + "test_a_result_whose_answer_was_lost_is_written_once_and_its_effect_done_once",
+        "mariadb",
+    ),
+    Mutant(
+        "drop the status guard of the claim",
+        STATEMENTS,
+        "return self._update(self._ownership(), self._keyed, *self._claimable)",
+        "return self._update(self._ownership(), self._keyed)",
+        CLAIM + "test_two_claimers_never_share_a_row",
+        "mariadb",
+    ),
+    Mutant(
+        "drop the predicate of recover",
+        STATEMENTS,
+        "return self._update(assignments, self._keyed, *self._expired(override))",
+        "return self._update(assignments, self._keyed, or_(self._is(Status.PROCESSING), *self._expired(override)))",
+        RECOVER + "test_a_row_that_ended_between_the_look_and_the_change_keeps_its_end",
+    ),
+    Mutant(
+        "count before the status in recover",
+        STATEMENTS,
+        'assignments = [("status", status), *assignments, *cleared]',
+        'assignments = [*assignments, ("status", status), *cleared]',
+        RECOVER + "test_the_sixth_lost_owner_fails_the_row_with_the_reason",
+        "mariadb",
+    ),
+    Mutant(
+        "drop the due time of promote",
+        STATEMENTS,
+        "guard = (self._is(Status.RETRYING), self._is_due)",
+        "guard = (self._is(Status.RETRYING),)",
+        RECOVER + "test_a_retry_that_was_put_aside_again_between_the_look_and_the_change_is_not_early",
+    ),
+    Mutant(
+        "clear the token in a write back",
+        STATEMENTS,
+        'assignments: list[Any] = [("status", self._value(Status.SUCCEEDED)), ("error_message", null())]\n'
+        "        assignments += [(c,",
+        'assignments: list[Any] = [("status", self._value(Status.SUCCEEDED)), ("claim_token", null())]\n'
+        "        assignments += [(c,",
+        WRITE_BACK + "test_a_result_whose_answer_was_lost_is_written_once_and_its_effect_done_once",
+        "mariadb",
+    ),
+    Mutant(
+        "count a hand-back",
+        STATEMENTS,
+        "return self._update(self._nobody, self._keyed, self._owned)",
+        "return self._update([*self._nobody, *self._one_more_retry], self._keyed, self._owned)",
+        WRITE_BACK + "test_a_hand_back_counts_nothing",
+    ),
+    Mutant(
+        "drop FORCE INDEX",
+        "dialects/mysql.py",
+        "if isinstance(statement, Update):",
+        "if False:",
+        "plans/test_plans.py::test_rows_are_changed_by_primary_key_however_many",
+        "mariadb",
+    ),
+    Mutant(
+        "take a write back that matched nothing for written",
+        "claims/write_back.py",
+        "[key for key in keys if key not in changed]\n    )",
+        "[]\n    )",
+        WRITE_BACK + "test_a_late_worker_cannot_overwrite_the_new_owner",
+    ),
+    Mutant(
+        "write back before the handler",
+        "rows/consume.py",
+        "verdict = process(row, self._handler, self._judge)",
+        "self._settle(held, {key: process(row, lambda row: None, self._judge)})\n"
+        "            verdict = process(row, self._handler, self._judge)",
+        "conformance/test_outcomes.py::test_a_row_fails_at_its_first_exception",
+    ),
+    Mutant(
+        "release finished rows when an overrun row is let go",
+        "claims/renew.py",
+        "self._on_flushed(self.flush(link))\n        with self._lock:\n            stuck",
+        "with self._lock:\n            stuck",
+        "conformance/test_renew.py::test_finished_rows_are_not_let_go_with_the_others",
+    ),
+    Mutant(
+        "do not renew",
+        "claims/renew.py",
+        "if not keys:\n            return\n        try:\n            lost = _renewed(",
+        "if keys:\n            return\n        try:\n            lost = _renewed(",
+        "conformance/test_renew.py::test_a_row_of_three_leases_length_stays_with_its_live_owner",
+    ),
+    Mutant(
+        "do not look for rows of a claim without an answer",
+        "claims/claim.py",
+        "return found.scalars().all()",
+        "return []",
+        CLAIM + "test_a_claim_whose_answer_was_lost_still_gives_its_rows_to_one_owner",
+        "postgresql",
+    ),
+    Mutant(
+        "commit a transaction whose row was lost",
+        "rows/transact.py",
+        "if not transaction.succeed(statements, token, key, dict(outcome.values)):",
+        "if transaction.succeed(statements, token, key, dict(outcome.values)) is None:",
+        "conformance/test_transactional.py::test_an_owner_that_lost_its_row_commits_nothing",
+        "mariadb",
+    ),
+    Mutant(
+        "keep the engine in a forked child",
+        "database.py",
+        "os.register_at_fork(after_in_child=_forget_engines)",
+        "",
+        CLAIM + "test_a_connection_never_crosses_a_fork",
+        "mariadb",
+    ),
+)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The package and its tests, where they may be broken."""
+    ignore = shutil.ignore_patterns("__pycache__", "bench", "acceptance", "docs")
+    for folder in ("celery_claim", "tests"):
+        shutil.copytree(REPOSITORY / folder, tmp_path / folder, ignore=ignore)
+    shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def run(copy: Path, test: str, database: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV_"))}
+    program = [sys.executable, "-m", "pytest", f"tests/{test}", f"--databases={database}", "-x", "-q", "--tb=line"]
+    return subprocess.run(
+        [*program, "-p", "no:cacheprovider", f"-otimeout={SECONDS // 2}"],
+        cwd=copy, env={**clean, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+def test_a_fault_in_the_package_is_noticed_by_the_test_that_guards_against_it(mutant, copy):
+    path = copy / "celery_claim" / mutant.file
+    source = path.read_text()
+    assert mutant.old in source, f"{mutant.file} has no such place any more: {mutant.old!r}"
+    path.write_text(source.replace(mutant.old, mutant.new))
+
+    ran = run(copy, mutant.test, mutant.database)
+
+    assert ran.returncode == 1, ran.stdout[-3000:] + ran.stderr[-2000:]
+    # The promise was broken, not the test: no error of a fixture, no error in the mutant's own text.
+    assert re.search(r"^FAILED ", ran.stdout, re.MULTILINE), ran.stdout[-3000:]
+    assert not re.search(r"(NameError|SyntaxError|ImportError|CompileError)", ran.stdout), ran.stdout[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+def test_the_copy_works_before_it_is_broken(copy):
+    """Or every mutant would be noticed, whatever it does."""
+    ran = run(copy, "conformance/test_claim.py::test_a_claim_takes_the_first_pending_rows_in_key_order", "sqlite")
+
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-2000:]
