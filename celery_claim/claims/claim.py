@@ -119,13 +119,15 @@ class _Attempt:
     def in_one_statement(self, limit: int) -> tuple[Sequence[Any], int]:
         self._sending()
         try:
-            taken = self.link.send(self.statements.claim_pending, {**self.parameters, "limit": limit})
-            self.keys = sorted(taken.scalars().all())
-        except DatabaseUnavailable:
-            # Not sent again: it would take other rows. What it took carries our token.
+            self.keys = self._take_pending(limit)
+        except DatabaseUnavailable as error:
+            logger.info("the answer to a claim was lost, looking for its rows: %s", error)
             self.keys = self.persistently(self._keys_of_token)
-            # None found says that the statement did not arrive, not that the table is empty.
-            return self.keys, max(1, len(self.keys))
+            if not self.keys:
+                # Sent again only when it took nothing, or twice as many rows would be ours. Whichever of the two was
+                # done in the end, the rows carry one token.
+                persistently(lambda: self._take_pending(limit), until=time.monotonic() + RECONNECT_SECONDS)
+                self.keys = self.persistently(self._keys_of_token)
         return self.keys, len(self.keys)
 
     def persistently(self, operation: Any) -> Any:
@@ -142,6 +144,10 @@ class _Attempt:
 
     def _candidates(self, limit: int, offset: int) -> Sequence[Any]:
         return self.link.send(self.statements.candidates, {"limit": limit, "offset": offset}).scalars().all()
+
+    def _take_pending(self, limit: int) -> Sequence[Any]:
+        taken = self.link.send(self.statements.claim_pending, {**self.parameters, "limit": limit})
+        return sorted(taken.scalars().all())
 
     def _send_claim(self) -> int:
         self._sending()
