@@ -188,10 +188,12 @@ class Link:
     def send(self, statement: Executable, parameters: Mapping[str, Any]) -> CursorResult[Any]:
         """`execute` for a statement object that is kept and sent again and again."""
         with self.translating():
+            # Connected first: only then does SQLAlchemy know what the server can, native UUIDs for one.
+            connection = self.connection
             prepared = self.database.prepared(statement)
             if prepared is None:
-                return self.connection.execute(statement, parameters)
-            return prepared.execute(self.connection, parameters)
+                return connection.execute(statement, parameters)
+            return prepared.execute(connection, parameters)
 
     def ask(self, query: str, **parameters: Any) -> Sequence[Any]:
         """The rows of a query in the database's own words."""
