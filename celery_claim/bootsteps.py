@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import random
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import celery
@@ -129,6 +131,7 @@ class MaintenanceStep(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         tasks = list(claim_tasks(parent.app))
         if tasks:
+            _prepare(tasks)
             self._maintenance = Maintenance(tasks, state_of(parent.app).settings.maintenance_interval)
             self._maintenance.start()
 
@@ -137,6 +140,19 @@ class MaintenanceStep(bootsteps.StartStopStep):
             self._maintenance.stop()
 
     terminate = stop
+
+
+def _prepare(tasks: list[ClaimTask]) -> None:
+    """Import and build here, in the main thread, what the maintenance thread would at its first round.
+
+    A pool process that is forked in the middle of that inherits the locks of the import, or of the cached property,
+    but not the thread that would let them go: it hangs at its first row.
+    """
+    importlib.import_module("celery_claim.claims.recover")
+    importlib.import_module("celery_claim.rows.consume")
+    for task in tasks:
+        with suppress(ClaimError):  # a database that is down; its check has said so
+            task.claims.statements.named()
 
 
 class Maintenance(threading.Thread):
