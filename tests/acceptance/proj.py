@@ -9,7 +9,10 @@ import json
 import os
 import re
 import signal
+import sys
+import threading
 import time
+from importlib.abc import MetaPathFinder
 from typing import Any
 
 from billiard import current_process
@@ -120,3 +123,16 @@ def die_at(moment: str, pattern: str) -> None:
 
 if "moment" in setting("DEATH"):
     die_at(**setting("DEATH"))
+
+
+class SlowImports(MetaPathFinder):
+    """Makes other threads take seconds for each of celery_claim's modules that they are the first to import."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> None:
+        if name.startswith("celery_claim") and threading.current_thread() is not threading.main_thread():
+            note("import", module=name)
+            time.sleep(3)
+
+
+if os.environ.get("PROJ_SLOW_IMPORTS"):
+    sys.meta_path.insert(0, SlowImports())
