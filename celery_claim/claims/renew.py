@@ -48,6 +48,7 @@ class Held:
         locks_its_row: bool = False,
         on_lost: Callable[[Sequence[Any]], None] = lambda keys: None,
         on_flushed: Callable[[WriteBack], None] = lambda result: None,
+        on_released: Callable[[int, Sequence[Any]], None] = lambda rows, lost: None,
     ) -> None:
         """`locks_its_row`: the handler's own transaction may hold the current row, which keeps it ours as well."""
         self.statements = statements
@@ -58,6 +59,7 @@ class Held:
         self._locks_its_row = locks_its_row
         self._on_lost = on_lost
         self._on_flushed = on_flushed
+        self._on_released = on_released
         self._lock = threading.Lock()
         # Held while outcomes are written and their rows settled: a renewal that comes back short in that instant must
         # not take a row that has just been written back for a lost one.
@@ -75,19 +77,18 @@ class Held:
         """time.monotonic() at which the rows may belong to somebody else."""
         return self._renewed_at + self.lease_seconds if self.lease_seconds is not None else float("inf")
 
-    def start(self, keys: Iterable[Any]) -> bool:
+    def start(self, *keys: Any) -> bool:
         """Whether all of these rows are still ours and may be started now; if so they are the current ones."""
+        now = time.monotonic()
         with self._lock:
-            keys = tuple(keys)
-            if not self._open.issuperset(keys) or time.monotonic() >= self.expires_at:
+            if now >= self.expires_at or not self._open.issuperset(keys):
                 return False
-            self._current, self._started_at = keys, time.monotonic()
+            self._current, self._started_at = keys, now
             return True
 
     def finish(self) -> None:
         """Nothing is being worked on; the rows stay ours until they are settled."""
-        with self._lock:
-            self._current = ()
+        self._current = ()
 
     def flush(self, link: Link) -> WriteBack:
         """Write the outcomes in the buffer; after an error they are still in it."""
@@ -136,13 +137,15 @@ class Held:
     def _let_go(self, link: Link, now: float) -> None:
         """Stop renewing rows that ran past their limit, and give the rows behind them to other workers."""
         with self._lock:
-            limit = self._row_time_limit
-            if limit is None or not self._current or now < self._started_at + limit:
+            limit, stuck = self._row_time_limit, self._current
+            if limit is None or not stuck or now < self._started_at + limit:
                 return
         # What is finished is written before the rest goes back, or it would be done again.
         self._on_flushed(self.flush(link))
         with self._lock:
-            stuck, self._current = self._current, ()
+            if self._current is not stuck:  # it ended meanwhile
+                return
+            self._current = ()
             self._open.difference_update(stuck)
             behind = sorted(self._open)
             self._open.clear()
@@ -152,7 +155,7 @@ class Held:
             self.statements.of.name,
             limit,
         )
-        release(link, self.statements, self.token, behind)
+        self._on_released(len(behind), release(link, self.statements, self.token, behind))
 
     def _renew(self, link: Link) -> None:
         sent_at = time.monotonic()

@@ -122,7 +122,8 @@ class Buffer:
     def add(self, key: Any, outcome: Outcome) -> None:
         with self._lock:
             self._outcomes[key] = outcome
-            self._oldest = min(self._oldest, time.monotonic())
+            if len(self._outcomes) == 1:
+                self._oldest = time.monotonic()
 
     @property
     def oldest(self) -> float:

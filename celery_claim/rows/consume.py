@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -237,6 +237,7 @@ class Consumer:
             locks_its_row=self._options.transactional,
             on_lost=self._report.lost,
             on_flushed=self._report.wrote,
+            on_released=self._report.released,
         )
         self._renewer.hold(held)
         started_at = time.monotonic()
@@ -254,10 +255,9 @@ class Consumer:
             return self._process_together(held, claimed)
         processed = 0
         for key, row in claimed.rows.items():
-            if self.stopping() or self.broken or not held.start((key,)):
-                continue
-            self._process_row(held, key, row)
-            processed += 1
+            if not self.stopping() and not self.broken and held.start(key):
+                self._process_row(held, key, row)
+                processed += 1
         return processed
 
     def _process_row(self, held: Held, key: Any, row: Any) -> None:
@@ -273,14 +273,17 @@ class Consumer:
             held.finish()
         else:
             held.finish()
-            self._settle(held, {key: verdict})
+            self._note(held, key, verdict)
+            self._flush_when_due(held)
 
     def _process_together(self, held: Held, claimed: Claim) -> int:
-        if self.stopping() or not held.start(claimed.rows):
+        if self.stopping() or not held.start(*claimed.rows):
             return 0
         verdicts = process_batch(claimed.rows, self._handler, self._judge)
         held.finish()
-        self._settle(held, verdicts)
+        for key, verdict in verdicts.items():
+            self._note(held, key, verdict)
+        self._flush_when_due(held)
         return len(verdicts)
 
     @property
@@ -294,21 +297,23 @@ class Consumer:
 
     # ---- write back
 
-    def _settle(self, held: Held, verdicts: Mapping[Any, Verdict]) -> None:
-        """Write what became of rows, now or together with others."""
-        for key, verdict in verdicts.items():
-            self._saw(unexpected=verdict.unexpected)
-            outcome = verdict.outcome
-            if held.is_lost(key):
-                continue
-            if outcome is None:
-                self._keep(held, key, counted=False)
-            elif outcome.status is Status.RETRYING and not self._statements.of.delays:
-                self._keep(held, key, counted=True)
-            else:
-                # Into the buffer first, also when it is written at once: whatever strikes in between, a finished row
-                # is written before the rest is handed back, and never handed back itself.
-                held.buffer.add(key, outcome)
+    def _note(self, held: Held, key: Any, verdict: Verdict) -> None:
+        """Put what became of a row where it will be written from."""
+        self._saw(unexpected=verdict.unexpected)
+        outcome = verdict.outcome
+        if held.is_lost(key):
+            return
+        if outcome is None:
+            self._keep(held, key, counted=False)
+        elif outcome.status is Status.RETRYING and not self._statements.of.delays:
+            self._keep(held, key, counted=True)
+        else:
+            # Into the buffer first, also when it is written at once: whatever strikes in between, a finished row is
+            # written before the rest is handed back, and never handed back itself.
+            held.buffer.add(key, outcome)
+
+    def _flush_when_due(self, held: Held) -> None:
+        """Write what was noted: at once, or when there is enough of it to be written together."""
         together = self._options.write_back_in_batches or self._options.in_batches
         if not together or len(held.buffer) >= BATCH_WRITE_BACK:
             self._flush(held)

@@ -141,7 +141,7 @@ def test_finished_rows_are_not_let_go_with_the_others(queue):
     mail = queue(rows=3)
     claimed = mail.claim()
     held = Held(mail.statements, claimed, lease_seconds=600, row_time_limit=0.001)
-    held.start([1])
+    held.start(1)
     held.finish()
     held.buffer.add(1, SUCCEEDED)
     held.start([2])
