@@ -144,7 +144,7 @@ def test_finished_rows_are_not_let_go_with_the_others(queue):
     held.start(1)
     held.finish()
     held.buffer.add(1, SUCCEEDED)
-    held.start([2])
+    held.start(2)
     time.sleep(0.01)
     with mail.claims.linked() as link:
         held.keep(link)
