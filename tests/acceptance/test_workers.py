@@ -56,7 +56,6 @@ def test_a_window_under_beat_sends_for_its_consumers_and_they_share_the_rows(
     owners = {each["worker"] for each in show.happened("start")}
     assert {owner.rsplit("-", 1)[1] for owner in owners} == {"c0", "c1", "c2", "c3"}
     assert {owner.split("@")[0] for owner in owners} == {"w1", "w2"}
-    # A window that is over starts no row: within one run all starts lie in its half second, and one row's work.
     show.add(range(61, 64))  # the next window finds new rows
     assert show.ended(63) == {Status.SUCCEEDED: 63}
 
@@ -103,9 +102,8 @@ def test_a_soft_time_limit_gives_the_rows_back_uncounted(mariadb: Database, stag
 
 
 @pytest.mark.slow
-def test_a_hard_time_limit_gives_the_rows_back_when_their_lease_is_over(
-    mariadb: Database, stage: Callable[..., Stage]
-) -> None:
+def test_a_hard_time_limit_loses_no_row(mariadb: Database, stage: Callable[..., Stage]) -> None:
+    """Celery asks the pool process to end before it kills it, and the process gives its rows back."""
     show = stage(mariadb, lease_seconds=2, time_limit=2)
     show.add([1, 2], work="sleep 30")
     show.worker("-c", "1")
@@ -115,14 +113,32 @@ def test_a_hard_time_limit_gives_the_rows_back_when_their_lease_is_over(
     eventually(lambda: show.states() == {Status.PENDING: 2}, timeout=15)
 
     assert show.starts() == {1: 1}
-    assert set(show.column("reclaim_count").values()) == {1}
+    with show.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE job SET work = ''")
+    assert show.driven(2) == {Status.SUCCEEDED: 2}
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True, reason="a row given back by a time limit is not counted, and is the first to be claimed"
+)
+@pytest.mark.parametrize("limit", ["soft_time_limit", "time_limit"])
+def test_a_row_that_overruns_its_time_limit_each_time_does_not_hold_up_the_others(
+    mariadb: Database, stage: Callable[..., Stage], limit: str
+) -> None:
+    show = stage(mariadb, lease_seconds=2, max_reclaims=1, batch_size=1, **{limit: 1})
+    show.add([1], work="sleep 30")
+    show.add(range(2, 6))
+    show.worker("-c", "1")
+
+    assert show.driven(5, timeout=20) == {Status.SUCCEEDED: 4, Status.FAILED: 1}
 
 
 @pytest.mark.slow
 def test_rows_that_kill_their_worker_each_time_fail_in_the_end(mariadb: Database, stage: Callable[..., Stage]) -> None:
     """A poison row must not take the workers down for ever; the rows beside it are done."""
-    show = stage(mariadb, lease_seconds=2, time_limit=1, max_reclaims=1, batch_size=1)
-    show.add([1], work="sleep 30")
+    show = stage(mariadb, lease_seconds=2, max_reclaims=1, batch_size=1)
+    show.add([1], work="die")
     show.add(range(2, 6))
     show.worker("-c", "1")
 
