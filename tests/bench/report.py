@@ -171,10 +171,12 @@ def _conditions(conditions: dict[str, Any], figures: Figures) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in conditions["packages"].items())
     used = "; ".join(", ".join(requirements) for requirements in conditions["peers"].values())
     loads = [facts["load"] for case in figures.by_case for facts in figures.by_case[case].values() if "load" in facts]
+    rounds = {len(by_round) for by_round in figures.by_case.values()}
+    often = "–".join(str(number) for number in sorted({min(rounds), max(rounds)})) if rounds else "no"
     return "\n".join(
         (
             f"Measured on {conditions['date']}: {conditions['system']}, Python {conditions['python']}, {servers},",
-            f"each commit flushed to disk, all on one machine; {packages}; {conditions['rounds']} rounds.",
+            f"each commit flushed to disk, all on one machine; {packages}; {often} rounds.",
             f"Load average meanwhile: {statistics.median(loads):.1f}." if loads else "",
             f"Peers: {used}.\n",
         )

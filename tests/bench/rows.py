@@ -78,7 +78,7 @@ def run(plan: Plan, *, rounds: int, path: Path, tell: Callable[[str], None]) -> 
         tell(f"environment of {peer.name}")
         peers.python(peer)
     with running(plan.databases) as servers, Crew(plan.crew_size) as crew:
-        ledger = Ledger(path, conditions(servers, rounds))
+        ledger = Ledger(path, conditions(servers))
         urls = {name: server.url(DATABASE) for name, server in servers.items()}
         peer_urls = {name: server.create_database(f"{DATABASE}_peers") for name, server in servers.items()}
 
@@ -150,14 +150,13 @@ def _keep(ledger: Ledger, case: Case, round_: int, facts: dict[str, Any], tell: 
     tell(f"round {round_ + 1}  {case.database:<10}  {case.what:<20}  {shape:<28}  x{case.consumers}  {figure}")
 
 
-def conditions(servers: dict[str, DatabaseServer], rounds: int) -> dict[str, Any]:
+def conditions(servers: dict[str, DatabaseServer]) -> dict[str, Any]:
     """What a reader must know to judge the figures."""
     packages = ("celery", "SQLAlchemy", "mysqlclient", "psycopg")
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "rounds": rounds,
         "servers": {name: _server_version(server) for name, server in servers.items()},
         "packages": {name: version(name) for name in packages},
         "peers": {peer.name: list(peer.requirements) for peer in peers.PEERS},

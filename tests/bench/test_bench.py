@@ -18,7 +18,6 @@ CONDITIONS = {
     "date": "2026-01-01",
     "python": "3.11",
     "system": "Linux",
-    "rounds": 3,
     "servers": {"mariadb": "10.11"},
     "packages": {},
     "peers": {},
