@@ -61,7 +61,9 @@ class Queue:
             return self.app.register_task(type("work", (base,), {"name": "work", **options})())
         if handler.__name__ == "<lambda>":
             handler.__name__ = "handle"  # Celery writes the name into source code
-        return self.app.task(base=base, name="work", shared=False, **options)(handler)
+        task = self.app.task(base=base, name="work", shared=False, **options)(handler)
+        _ = task.name  # made now: threads that are the first to use it would make it twice
+        return task
 
     def seen(self, row: Any) -> None:
         """The default handler: it remembers the key."""

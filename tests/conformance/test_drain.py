@@ -138,6 +138,7 @@ def test_one_consumer_with_an_offset_leaves_no_row_behind(queue):
 # ---- databases in trouble
 
 
+@pytest.mark.slow
 @pytest.mark.needs("network")
 def test_a_read_only_server_fails_no_row(queue, database):
     mail = queue(rows=3, max_retries=1)
