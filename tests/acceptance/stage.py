@@ -75,11 +75,13 @@ class Stage:
         command = [sys.executable, "-m", "celery", "-A", PROGRAM, *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
-    def send(self, consumers: int = 1, *, task: str = "proj.work", **claim: Any) -> None:
+    def send(
+        self, consumers: int = 1, *, task: str = "proj.work", queue: str | None = None, **claim: Any
+    ) -> None:  # fmt: skip
         """Publish that many drains."""
         for number in range(consumers):
             place = {"consumer_id": number, "consumers": consumers, **claim}
-            self._sender.send_task(task, kwargs={"claim": place}, ignore_result=True)
+            self._sender.send_task(task, kwargs={"claim": place}, queue=queue, ignore_result=True)
 
     def driven(self, rows: int, *, consumers: int = 1, timeout: float = 60, **claim: Any) -> dict[Status, int]:
         """Publish drains every second, as a beat would, until that many rows have ended; the states then."""
