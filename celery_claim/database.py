@@ -15,9 +15,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, CursorResult, Engine, Executable, create_engine, event, make_url, select, text
+from sqlalchemy import (
+    URL,
+    Connection,
+    CursorResult,
+    Engine,
+    Executable,
+    Update,
+    create_engine,
+    event,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.sql.visitors import cloned_traverse
 
 from celery_claim.backoff import full_jitter
 from celery_claim.dialects import LOCK_WAIT_SECONDS, Dialect, Fault, dialect_of, epoch_seconds, fault_of
@@ -144,7 +157,8 @@ class Database:
             "pool_pre_ping": True,
             "pool_recycle": 3600,
             # As many connections as there are consumers in the process: a bound would only make them wait.
-            "max_overflow": -1,
+            # Not every pool has a bound, and a user's own is the user's to configure.
+            **({} if {"pool", "poolclass"} & self._options.keys() else {"max_overflow": -1}),
             **self._options,
             "isolation_level": "AUTOCOMMIT",
         }
@@ -183,7 +197,7 @@ class Link:
         ValueRefused or StatementRefused; each with the server's own words and without the statement's values.
         """
         with self.translating():
-            return self.connection.execute(statement, parameters)
+            return run(self.connection, statement, parameters)
 
     def send(self, statement: Executable, parameters: Mapping[str, Any]) -> CursorResult[Any]:
         """`execute` for a statement object that is kept and sent again and again."""
@@ -192,7 +206,7 @@ class Link:
             connection = self.connection
             prepared = self.database.prepared(statement)
             if prepared is None:
-                return connection.execute(statement, parameters)
+                return run(connection, statement, parameters)
             return prepared.execute(connection, parameters)
 
     def ask(self, query: str, **parameters: Any) -> Sequence[Any]:
@@ -256,6 +270,24 @@ class Link:
             with suppress(DBAPIError):
                 connection.invalidate()
                 connection.close()
+
+
+def run(connection: Connection, statement: Executable, parameters: Any = None) -> CursorResult[Any]:
+    """Execute a statement whose parameters may be called like columns of its table."""
+    if isinstance(statement, Update) and parameters and not parameters.keys().isdisjoint(statement.table.c.keys()):
+        # SQLAlchemy would take such a parameter for a value to assign to that column. Inside the statement it is safe.
+        statement, parameters = _holding(statement, parameters), None
+    return connection.execute(statement, parameters)
+
+
+def _holding(statement: Update, parameters: Mapping[str, Any]) -> Update:
+    """A copy of the statement with the values of its parameters in it."""
+
+    def hold(parameter: Any) -> None:
+        if parameter.key in parameters:
+            parameter.value, parameter.required = parameters[parameter.key], False
+
+    return cloned_traverse(statement, {"maintain_key": True}, {"bindparam": hold})
 
 
 @contextmanager

@@ -40,6 +40,9 @@ class Prepared:
         rendered = compiled.literal_execute_params | compiled.post_compile_params
         plain = all(isinstance(parameter.type, NumberList) for parameter in rendered)
         returned = getattr(statement, "exported_columns", None) or ()
+        # A column of the user's with a Python function as its onupdate gets a new value at each execution.
+        if compiled.update_prefetch:
+            return False
         return plain and all(isinstance(column.type, (Integer, NullType)) for column in returned)
 
     def execute(self, connection: Connection, parameters: Mapping[str, Any]) -> CursorResult[Any]:

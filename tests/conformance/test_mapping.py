@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from sqlalchemy import (
     BigInteger,
@@ -25,7 +27,7 @@ from sqlalchemy.orm import (
     relationship,
 )
 
-from celery_claim import Claimable, Done, Retry, Status
+from celery_claim import Claimable, Done, Fail, Retry, Skip, Status
 from celery_claim.exceptions import MappingError
 
 OTHER_NAMES = {
@@ -389,3 +391,50 @@ def test_the_mixin_adds_its_indexes_whatever_the_table_arguments_say(queue):
 
     assert {index.name for index in Mail.__table__.indexes} == {"ix_mail_claim", "ix_mail_retry", "ix_mail_pending"}
     assert [finding for finding in mail.task.check() if "index" in finding.code] == []
+
+
+def test_a_column_with_an_onupdate_function_gets_its_value_at_each_change(queue):
+    class Base(DeclarativeBase):
+        pass
+
+    changes = itertools.count(1)
+
+    class Mail(Claimable, Base):
+        __tablename__ = "mail"
+        id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+        version: Mapped[int | None] = mapped_column(onupdate=lambda: next(changes))
+
+    mail = queue(model=Mail, rows=2)
+
+    assert mail.task.drain().succeeded == 2
+    assert mail.row(2).version > 1
+
+
+@pytest.mark.parametrize("name", ["keys", "token", "error", "lease", "worker", "seconds", "like", "max_reclaims"])
+def test_a_column_may_be_called_like_a_parameter_of_a_statement(queue, name):
+    class Base(DeclarativeBase):
+        pass
+
+    class Mail(Claimable, Base):
+        __tablename__ = "mail"
+        id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+        theirs: Mapped[str | None] = mapped_column(name, String(20))
+
+    def handler(row):
+        if row.id < 4:
+            raise (Fail("no"), Fail("no"), Retry(0, "later"), Skip())[row.id]
+
+    mail = queue(handler, model=Mail, write_back="batch")
+    mail.insert([0, 1, 2, 3, 4])
+    with mail.engine.begin() as connection:
+        connection.execute(mail.table.update().values({mail.table.c[name]: "mine"}))
+    counts = mail.task.drain(limit=5)
+    mail.claim(lease_seconds=2)
+    mail.age(10)
+
+    assert (counts.succeeded, counts.failed, counts.retried, counts.released) == (1, 2, 1, 1)
+    assert mail.task.promote() == [2]
+    assert mail.task.recover() == [3]
+    assert mail.task.retry_failed(error_like="no") == [0, 1]
+    assert mail.task.cancel([0]) == [0]
+    assert {mail.row(key)._mapping[name] for key in range(5)} == {"mine"}

@@ -6,8 +6,10 @@ from dataclasses import fields
 
 import pytest
 from celery import Celery
+from sqlalchemy.pool import NullPool
 
 from celery_claim.app import state_of
+from celery_claim.database import Database
 from celery_claim.exceptions import ConfigurationError
 from celery_claim.settings import Settings, known, misread, resolve
 
@@ -90,3 +92,9 @@ def test_names_in_upper_case_that_celery_does_not_read_are_found():
 
 def test_all_names_begin_with_the_prefix():
     assert all(name.startswith("claim_") for name in known())
+
+
+def test_the_engine_may_have_any_kind_of_pool(tmp_path):
+    database = Database(f"sqlite:///{tmp_path}/mail.db", engine_options={"poolclass": NullPool})
+
+    assert isinstance(database.engine.pool, NullPool)

@@ -9,7 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from celery_claim.claims.sql.statements import Statements
-from celery_claim.database import Database, translated
+from celery_claim.database import Database, run, translated
 
 
 class OwnTransaction:
@@ -49,7 +49,7 @@ class OwnTransaction:
         statement = statements.succeed_with(names) if names else statements.succeed
         bound = {f"value_{i}": values[name] for i, name in enumerate(names)}
         with translated(self._database):
-            result = self._connection.execute(statement, {**bound, "keys": [key], "token": token})
+            result = run(self._connection, statement, {**bound, "keys": [key], "token": token})
             return bool(result.all()) if result.returns_rows else result.rowcount == 1
 
     def commit(self) -> None:
