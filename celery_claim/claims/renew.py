@@ -67,7 +67,6 @@ class Held:
         self._open = set(claim.rows)
         self._lost: set[Any] = set()
         self._renewed_at = claim.sent_at
-        self._tried_at = claim.sent_at
         self._current: tuple[Any, ...] = ()
         self._started_at = 0.0
         self._paused_until = 0.0
@@ -117,7 +116,7 @@ class Held:
         """time.monotonic() at which the renewer has to look at this claim again."""
         with self._lock:
             never = float("inf")
-            renewal = never if self.lease_seconds is None else self._tried_at + self.lease_seconds / 3
+            renewal = never if self.lease_seconds is None else self._renewed_at + self.lease_seconds / 3
             overrun = self._started_at + (self._row_time_limit or never) if self._current else never
             return max(self._paused_until, min(self.buffer.oldest + FLUSH_SECONDS, renewal, overrun))
 
@@ -131,7 +130,7 @@ class Held:
         if now >= self.buffer.oldest + FLUSH_SECONDS:
             self._on_flushed(self.flush(link))
         self._let_go(link, now)
-        if self.lease_seconds is not None and now >= self._tried_at + self.lease_seconds / 3:
+        if self.lease_seconds is not None and now >= self._renewed_at + self.lease_seconds / 3:
             self._renew(link)
 
     def _let_go(self, link: Link, now: float) -> None:
@@ -159,15 +158,14 @@ class Held:
 
     def _renew(self, link: Link) -> None:
         sent_at = time.monotonic()
-        self._tried_at = sent_at
         keys = self.open
-        if not keys:
-            return
-        try:
-            lost = _renewed(link, self.statements, self.token, keys)
-        except Contention:
-            lost = self._renew_each(link, keys)
-        self._lose(lost)
+        if keys:
+            try:
+                lost = _renewed(link, self.statements, self.token, keys)
+            except Contention:
+                lost = self._renew_each(link, keys)
+            self._lose(lost)
+        # Only now: a renewal that met a lost connection is still due, and is tried again at once.
         self._renewed_at = sent_at
 
     def _lose(self, keys: Sequence[Any]) -> None:

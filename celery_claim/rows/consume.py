@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 LOST_RACES = 5
 #: Outcomes that are written together at the latest.
 BATCH_WRITE_BACK = 100
+#: How long to try to give rows back through faults of the database.
+RELEASE_SECONDS = 2.0
 #: Due retries that a run makes claimable before it starts; the maintenance does the rest.
 PROMOTED_AT_START = 1000
 
@@ -340,23 +342,35 @@ class Consumer:
     def _hand_back(self, held: Held) -> None:
         """Give the rows back that were not started; what was kept for the end of the run stays held."""
         kept = {key for each, keys, _ in self._kept if each is held for key in keys}
-        if len(held.buffer):
-            self._flush(held)
-        self._release(held, [key for key in held.open if key not in kept], counted=False)
-        if not kept:
-            self._renewer.drop(held)
+        try:
+            if len(held.buffer):
+                self._flush(held)
+            self._release(held, [key for key in held.open if key not in kept], counted=False)
+        finally:
+            # Also when a second signal strikes here: nobody will work on these rows, and as long as this process
+            # lives and renews them nobody else can.
+            if not kept:
+                self._renewer.drop(held)
 
     def _give_back_kept(self) -> None:
-        for held, keys, counted in self._kept:
-            self._release(held, [key for key in keys if key in set(held.open)], counted=counted)
-            self._renewer.drop(held)
+        try:
+            for held, keys, counted in self._kept:
+                self._release(held, [key for key in keys if key in set(held.open)], counted=counted)
+        finally:
+            for held, _, _ in self._kept:
+                self._renewer.drop(held)
 
     def _release(self, held: Held, keys: list[Any], *, counted: bool) -> None:
         if not keys:
             return
         held.settle(keys)
         try:
-            lost = release(self._link, self._statements, held.token, keys, counted=counted)
+            # Tried again: a connection that lay idle under a long handler is often gone, and a row whose lease never
+            # ends would stay in progress for good.
+            lost = persistently(
+                lambda: release(self._link, self._statements, held.token, keys, counted=counted),
+                until=time.monotonic() + RELEASE_SECONDS,
+            )
         except ClaimError as error:
             logger.warning(
                 "rows %r of %s could not be given back, they come back when their lease ends: %s",
@@ -364,5 +378,5 @@ class Consumer:
                 self._statements.of.name,
                 error,
             )
-            lost = []
-        self._report.released(len(keys), lost)
+        else:
+            self._report.released(len(keys), lost)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 
 import pytest
 from sqlalchemy import text
 
-from celery_claim import Fail, Status, signals
+from celery_claim import Fail, Skip, Status, signals
+from celery_claim.claims import renew
 from celery_claim.claims.renew import Held, Renewer, renewer_of
+from celery_claim.exceptions import Contention, DatabaseUnavailable
+from celery_claim.rows import consume
 from tests.conformance.tables import SUCCEEDED
 
 
@@ -219,3 +223,78 @@ def test_the_end_of_a_run_leaves_nothing_held(queue):
     mail.task.drain()
 
     assert renewer_of(mail.claims.database)._held == set()
+
+
+def test_a_renewal_that_meets_a_lost_connection_is_tried_again_at_once(queue, monkeypatch):
+    mail = queue(rows=1)
+    claimed = mail.claim(lease_seconds=600)
+    held = Held(mail.statements, dataclasses.replace(claimed, sent_at=claimed.sent_at - 300), lease_seconds=600)
+    tries: list[object] = []
+
+    def renewed(*arguments):
+        tries.append(arguments)
+        if len(tries) == 1:
+            raise DatabaseUnavailable("server has gone away")
+        return really(*arguments)
+
+    really = renew._renewed
+    monkeypatch.setattr(renew, "_renewed", renewed)
+    with mail.claims.linked() as link:
+        Renewer(mail.claims.database)._keep(held, link)
+
+    assert len(tries) == 2
+    assert held.expires_at > time.monotonic() + 500
+
+
+@pytest.mark.slow
+def test_rows_are_not_kept_by_a_run_that_was_interrupted_while_it_gave_them_back(queue, monkeypatch, eventually):
+    def handler(row):
+        if row.id == 2:
+            raise SystemExit
+
+    def strike_again(self, held):
+        raise SystemExit
+
+    mail = queue(handler, rows=3, lease_seconds=2, write_back="batch")
+    monkeypatch.setattr(consume.Consumer, "_flush", strike_again)
+    with pytest.raises(SystemExit):
+        mail.task.drain()
+
+    # Row 1 ended and was not written: it is done again, or was written by the renewer.
+    assert eventually(mail.task.recover, timeout=8)[-2:] == [2, 3]
+
+
+def test_rows_go_back_over_a_new_connection_when_the_old_one_is_gone(queue, monkeypatch):
+    tries: list[object] = []
+
+    def release(*arguments, **options):
+        tries.append(arguments)
+        if len(tries) == 1:
+            raise DatabaseUnavailable("server has gone away")
+        return really(*arguments, **options)
+
+    def handler(row):
+        raise Skip
+
+    really = consume.release
+    monkeypatch.setattr(consume, "release", release)
+    mail = queue(handler, rows=1, lease_seconds=None)
+    counts = mail.task.drain(limit=1)
+
+    assert mail.keys(Status.PENDING) == [1]
+    assert counts.released == 1
+
+
+def test_a_row_that_could_not_be_given_back_is_not_counted_as_released(queue, monkeypatch):
+    def release(*arguments, **options):
+        raise Contention("locked")
+
+    def handler(row):
+        raise Skip
+
+    monkeypatch.setattr(consume, "release", release)
+    monkeypatch.setattr(consume, "RELEASE_SECONDS", 0)
+    mail = queue(handler, rows=1)
+
+    assert mail.task.drain(limit=1).released == 0
+    assert mail.keys(Status.PROCESSING) == [1]
