@@ -22,7 +22,7 @@ from celery_claim import signals
 from celery_claim.app import database_for, setup, state_of
 from celery_claim.options import check_names, check_values, where
 from celery_claim.outages import Outage
-from celery_claim.rows.outcomes import Retry
+from celery_claim.rows.outcomes import Retry, seconds_until
 from celery_claim.rows.window import OpenWindow
 from celery_claim.states import Status
 from celery_claim.stopping import worker_is_stopping
@@ -139,7 +139,8 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
         named |= options
         error = named.get("exc") or sys.exc_info()[1]
         reason = f"{type(error).__name__}: {error}" if error else None
-        raise Retry(countdown=named.get("countdown"), reason=reason) from error
+        countdown, eta = named.get("countdown"), named.get("eta")
+        raise Retry(seconds_until(eta) if countdown is None and eta else countdown, reason) from error
 
     @property
     def window(self) -> OpenWindow | None:
@@ -156,7 +157,7 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
         breaker is off. Raises DatabaseUnavailable or StatementRefused when the table cannot be worked on.
         """
         deadline = math.inf if max_run_time is None else time.monotonic() + max_run_time
-        return self._drain(deadline=deadline, limit=limit, breaker=False)
+        return self._drain(deadline=deadline, limit=limit, in_worker=False)
 
     def recover(self, lease_seconds: int | None = None) -> list[Any]:
         """Give back the rows of dead owners; returns their keys. `lease_seconds` overrides the rows' own leases."""
@@ -297,7 +298,7 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
         return {
             "deadline": math.inf if seconds is None else time.monotonic() + seconds,
             "limit": None,
-            "breaker": True,
+            "in_worker": True,
             "place": Place(
                 consumer_id=claim.get("consumer_id", 0),
                 ordinal=claim.get("ordinal", claim.get("consumer_id", 0)),
@@ -305,7 +306,7 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
             ),
         }
 
-    def _drain(self, *, deadline: float, limit: int | None, breaker: bool, place: Place | None = None) -> Counts:
+    def _drain(self, *, deadline: float, limit: int | None, in_worker: bool, place: Place | None = None) -> Counts:
         from celery_claim.rows.consume import Consumer
 
         claims = self.claims
@@ -313,7 +314,7 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
         consumer = Consumer(
             claims.database,
             claims.statements,
-            self._options(breaker=breaker),
+            self._options(in_worker=in_worker),
             self._handler(),
             _Signals(self),
             worker_id=f"{self._node()}-c{consumer_id}",
@@ -336,7 +337,7 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
     def _handler(self) -> Callable[..., Any]:
         return self.process_batch if self.handles_batches() else self.run
 
-    def _options(self, *, breaker: bool) -> Options:
+    def _options(self, *, in_worker: bool) -> Options:
         from celery_claim.rows.consume import Options
         from celery_claim.rows.process import RetryPolicy
 
@@ -351,12 +352,14 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
             batch_size=self.batch_size,
             lease_seconds=self.lease_seconds,
             row_time_limit=self.row_time_limit,
+            counts_interruptions=in_worker,
+            max_reclaims=self.max_reclaims,
             retry=retry,
             in_batches=self.handles_batches(),
             write_back_in_batches=self.write_back == "batch",
             transactional=self.transactional,
             skip_locked=self.skip_locked,
-            failure_breaker=self.failure_breaker if breaker else None,
+            failure_breaker=self.failure_breaker if in_worker else None,
         )
 
     def _make_claims(self) -> Claims:

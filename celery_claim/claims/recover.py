@@ -38,22 +38,38 @@ def recover(
     Returns the keys that were given back or failed.
     """
     _date(link, statements)
-    bounded = max_reclaims is not None and statements.of.has("reclaim_count")
+    bounded = bool(_bound(statements, max_reclaims))
     update = statements.recover(override=override, bounded=bounded)
     parameters: dict[str, Any] = {"lease": ENDLESS_SECONDS if lease_seconds is None else lease_seconds}
-    changing = dict(parameters)
-    if bounded:
-        changing["max_reclaims"] = max_reclaims
-        if statements.of.has("error_message"):
-            error = (
-                f"lost {(max_reclaims or 0) + 1} owners in a row: each died or was cut off while it worked on this row"
-            )
-            changing["error"] = error[: statements.of.width("error_message", 500)]
+    changing = parameters | _bound(statements, max_reclaims)
 
     def page(behind: bool) -> Any:
         return statements.expired(override=override, behind=behind)
 
     return _change_pages(link, statements, page, parameters, update, changing, _ended(link, statements), limit)
+
+
+def blame(
+    link: Link, statements: Statements, token: str, keys: Sequence[Any], *, max_reclaims: int | None
+) -> list[Any]:
+    """Give back rows of ours whose handler ended its run; counted like a lost owner, and bounded like one.
+
+    A row that overruns its time limit each time would else be claimed first for ever. Returns the keys changed.
+    """
+    bound = _bound(statements, max_reclaims)
+    parameters = {**bound, "keys": sorted(keys), "token": token}
+    return _change(link, statements.release_blamed(bounded=bool(bound)), parameters, _ended(link, statements))
+
+
+def _bound(statements: Statements, max_reclaims: int | None) -> dict[str, Any]:
+    """The parameters of statements that fail a row with too many lost owners; empty where nothing counts them."""
+    if max_reclaims is None or not statements.of.has("reclaim_count"):
+        return {}
+    bound: dict[str, Any] = {"max_reclaims": max_reclaims}
+    if statements.of.has("error_message"):
+        error = f"lost {max_reclaims + 1} owners in a row: each died, was cut off or ran out of time on this row"
+        bound["error"] = error[: statements.of.width("error_message", 500)]
+    return bound
 
 
 def promote(link: Link, statements: Statements, *, limit: int = 1000) -> list[Any]:

@@ -106,6 +106,11 @@ class Held:
             self._open.difference_update(keys)
 
     @property
+    def current(self) -> tuple[Any, ...]:
+        """The rows that are being worked on."""
+        return self._current
+
+    @property
     def open(self) -> list[Any]:
         with self._lock:
             return sorted(self._open)

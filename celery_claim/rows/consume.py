@@ -11,13 +11,16 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from celery.exceptions import SoftTimeLimitExceeded
+
 from celery_claim.backoff import full_jitter
 from celery_claim.claims.claim import Claim, claim
-from celery_claim.claims.recover import promote
+from celery_claim.claims.recover import blame, promote
 from celery_claim.claims.renew import Held, renewer_of
 from celery_claim.claims.sql.load import names_of_values, retries_getter
 from celery_claim.claims.sql.statements import Statements
@@ -58,6 +61,9 @@ class Options:
     batch_size: int = 20
     lease_seconds: int | None = 600
     row_time_limit: float | None = None
+    #: A row whose handler runs into a time limit, or ends the process, is counted like one that lost its owner.
+    counts_interruptions: bool = False
+    max_reclaims: int | None = 5
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     #: The handler gets a list of rows.
     in_batches: bool = False
@@ -248,6 +254,10 @@ class Consumer:
             if processed:
                 self._flush(held)
                 self._pace.saw(processed, time.monotonic() - started_at)
+        except (SystemExit, SoftTimeLimitExceeded):
+            if self._options.counts_interruptions and not self._should_stop():
+                self._blame(held)
+            raise
         finally:
             self._hand_back(held)
 
@@ -351,6 +361,15 @@ class Consumer:
             # lives and renews them nobody else can.
             if not kept:
                 self._renewer.drop(held)
+
+    def _blame(self, held: Held) -> None:
+        """Give back the row whose handler ran out of time or ended the process, counted like the loss of an owner."""
+        keys = list(held.current)
+        held.settle(keys)
+        with suppress(ClaimError):  # it comes back when its lease ends, and is counted then
+            blamed = blame(self._link, self._statements, held.token, keys, max_reclaims=self._options.max_reclaims)
+            logger.error("rows %r of %s ended their run before they were done", keys, self._statements.of.name)
+            self._report.released(len(keys), [key for key in keys if key not in blamed])
 
     def _give_back_kept(self) -> None:
         try:

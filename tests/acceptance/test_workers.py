@@ -119,9 +119,6 @@ def test_a_hard_time_limit_loses_no_row(mariadb: Database, stage: Callable[..., 
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True, reason="a row given back by a time limit is not counted, and is the first to be claimed"
-)
 @pytest.mark.parametrize("limit", ["soft_time_limit", "time_limit"])
 def test_a_row_that_overruns_its_time_limit_each_time_does_not_hold_up_the_others(
     mariadb: Database, stage: Callable[..., Stage], limit: str

@@ -34,7 +34,7 @@ def prepare(seat: Seat, url: str, batch: int, done: str, kind: str, path: Path |
 
     def drain() -> dict[str, Any]:
         with claims:
-            counts = task._drain(deadline=math.inf, limit=None, breaker=True, place=place)
+            counts = task._drain(deadline=math.inf, limit=None, in_worker=True, place=place)
         if counts.claimed != counts.succeeded:
             raise RuntimeError(f"not every row succeeded: {counts}")
         return {

@@ -141,6 +141,10 @@ class Statements:
         """Give back a row that asked for a retry in a table where a retry cannot wait."""
         return self._update([*self._nobody, *self._one_more_retry], self._keyed, self._owned)
 
+    def release_blamed(self, *, bounded: bool) -> Update:
+        """Give a row of ours back as recover does: its handler ended the process, or was ended by a time limit."""
+        return self._update(self._reclaimed(bounded), self._keyed, self._owned)
+
     @cached_property
     def release_any(self) -> Update:
         """Give rows back whoever owns them; the owner's result will be refused."""
@@ -212,22 +216,7 @@ class Statements:
 
     def recover(self, *, override: bool, bounded: bool) -> Update:
         """Give expired rows back; with `bounded`, a row that outlived too many owners fails instead."""
-        status: Any = self._value(Status.PENDING)
-        assignments: list[Any] = []
-        counter = self.of.column("reclaim_count")
-        if counter is not None:
-            if bounded:
-                # Written with the old counter in mind: MySQL assigns from left to right, and a CASE that stood
-                # behind the counter's own assignment would already see the new one.
-                too_often = counter >= bindparam("max_reclaims", type_=Integer)
-                status = case((too_often, self._value(Status.FAILED)), else_=status)
-                error = self.of.column("error_message")
-                if error is not None:
-                    assignments.append((error, case((too_often, bindparam("error", type_=String())), else_=error)))
-            assignments.append((counter, self._incremented(counter)))
-        cleared = [(role, null()) for role in ("claim_token", "claim_time", "lease_seconds", "worker_id")]
-        assignments = [("status", status), *assignments, *cleared]
-        return self._update(assignments, self._keyed, *self._expired(override))
+        return self._update(self._reclaimed(bounded), self._keyed, *self._expired(override))
 
     def dateless(self, *, behind: bool = False) -> Select[Any]:
         """A page of rows in progress without a claim time: edited by hand, or claimed before the column was there."""
@@ -402,6 +391,24 @@ class Statements:
     def _nobody(self) -> list[tuple[str, Any]]:
         cleared = [(role, null()) for role in ("claim_token", "claim_time", "lease_seconds", "worker_id")]
         return [("status", self._value(Status.PENDING)), *cleared]
+
+    def _reclaimed(self, bounded: bool) -> list[Any]:
+        """What becomes of a row that lost its owner; with `bounded` it fails when it has lost too many."""
+        status: Any = self._value(Status.PENDING)
+        assignments: list[Any] = []
+        counter = self.of.column("reclaim_count")
+        if counter is not None:
+            if bounded:
+                # Written with the old counter in mind: MySQL assigns from left to right, and a CASE that stood
+                # behind the counter's own assignment would already see the new one.
+                too_often = counter >= bindparam("max_reclaims", type_=Integer)
+                status = case((too_often, self._value(Status.FAILED)), else_=status)
+                error = self.of.column("error_message")
+                if error is not None:
+                    assignments.append((error, case((too_often, bindparam("error", type_=String())), else_=error)))
+            assignments.append((counter, self._incremented(counter)))
+        cleared = [(role, null()) for role in ("claim_token", "claim_time", "lease_seconds", "worker_id")]
+        return [("status", status), *assignments, *cleared]
 
     @property
     def _one_more_retry(self) -> list[tuple[str, Any]]:
