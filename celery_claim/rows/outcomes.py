@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from typing import Any
+
+#: Seconds, 68 years: more would overflow a column or the driver, and so keep the row's outcome from being written.
+LONGEST_DELAY = 2**31 - 1
 
 
 class HandlerOutcome(Exception):
@@ -29,8 +33,8 @@ class Retry(HandlerOutcome):
 
     def __init__(self, countdown: float | None = None, reason: str | None = None) -> None:
         super().__init__(countdown, reason)
-        if countdown is not None and not 0 <= countdown < float("inf"):
-            raise ValueError(f"Retry(countdown={countdown!r}): expected seconds >= 0")
+        if countdown is not None and not 0 <= countdown <= LONGEST_DELAY:
+            raise ValueError(f"Retry(countdown={countdown!r}): expected seconds from 0 to {LONGEST_DELAY}")
         self.countdown = countdown
         self.reason = reason
 
@@ -48,3 +52,9 @@ class Skip(HandlerOutcome):
 
     Not at once, or the same run would claim it again and again.
     """
+
+
+def seconds_until(moment: datetime) -> float:
+    """How long to wait until then, 0 when it is over; without a time zone it is UTC, as Celery has it."""
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+    return max(0.0, (aware - datetime.now(timezone.utc)).total_seconds())

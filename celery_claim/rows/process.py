@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import celery.exceptions
@@ -15,7 +16,7 @@ from celery_claim.claims.sql.load import Unreadable
 from celery_claim.claims.write_back import Outcome
 from celery_claim.dialects import Fault, fault_of
 from celery_claim.exceptions import Contention, DatabaseUnavailable
-from celery_claim.rows.outcomes import Done, Fail, HandlerOutcome, Retry, Skip
+from celery_claim.rows.outcomes import LONGEST_DELAY, Done, Fail, HandlerOutcome, Retry, Skip, seconds_until
 from celery_claim.states import Status
 
 logger = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ class Judge:
             why = f"no more retries (max_retries={self.policy.max_retries})" + (f": {reason}" if reason else "")
             return Verdict(Outcome(Status.FAILED, why, cause=end))
         delay = self.policy.delay(retries) if countdown is None else countdown
-        return Verdict(Outcome(Status.RETRYING, reason, delay, cause=end))
+        return Verdict(Outcome(Status.RETRYING, reason, min(delay, LONGEST_DELAY), cause=end))
 
     def _retries_of(self, row: Any) -> int:
         return row.retries if isinstance(row, Unreadable) else self.retries(row)
@@ -178,6 +179,8 @@ def is_infrastructure(error: BaseException) -> bool:
 
 
 def _countdown(end: celery.exceptions.Retry) -> float | None:
+    if isinstance(end.when, datetime):
+        return seconds_until(end.when)
     return float(end.when) if isinstance(end.when, (int, float)) else None
 
 

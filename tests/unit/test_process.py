@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
+
 import celery.exceptions
 import pytest
 
@@ -82,9 +84,21 @@ def test_a_retry_takes_its_own_countdown_and_else_the_backoff():
     assert ended(Retry(), retries=2, retry_backoff=10, retry_jitter=False).outcome.delay == 40
 
 
-@pytest.mark.parametrize("countdown", [-1, float("inf"), float("nan")])
+def test_a_retry_of_celery_may_name_a_moment():
+    moment = datetime.now(timezone.utc) + timedelta(hours=1)
+
+    assert 3590 < ended(celery.exceptions.Retry(when=moment)).outcome.delay <= 3600
+    assert 3590 < ended(celery.exceptions.Retry(when=moment.replace(tzinfo=None))).outcome.delay <= 3600
+    assert ended(celery.exceptions.Retry(when=moment - timedelta(days=1))).outcome.delay == 0
+
+
+def test_a_pause_without_end_is_cut_to_what_can_be_stored():
+    assert ended(celery.exceptions.Retry(when=1e30)).outcome.delay == 2**31 - 1
+
+
+@pytest.mark.parametrize("countdown", [-1, float("inf"), float("nan"), 1e30])
 def test_a_countdown_that_means_nothing_is_refused(countdown):
-    with pytest.raises(ValueError, match="expected seconds >= 0"):
+    with pytest.raises(ValueError, match="expected seconds from 0"):
         Retry(countdown=countdown)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from celery import Celery, shared_task
@@ -214,6 +215,17 @@ def test_self_retry_is_a_retry_of_the_row(app):
 
     assert raised.value.countdown == 9
     assert send_mail().retried == 3
+
+
+def test_self_retry_may_name_the_moment(app):
+    @app.task(base=ClaimTask, model=Mail, bind=True, shared=False)
+    def send_mail(self, row):
+        raise self.retry(eta=datetime.now(timezone.utc) + timedelta(hours=1))
+
+    with pytest.raises(Retry) as raised:
+        send_mail("row")
+
+    assert 3590 < raised.value.countdown <= 3600
 
 
 # ---- the database of a task
