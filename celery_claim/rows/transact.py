@@ -21,7 +21,7 @@ from celery_claim.claims.sql.session import OwnTransaction
 from celery_claim.claims.sql.statements import Statements
 from celery_claim.claims.write_back import Outcome, WriteBack, changed_keys
 from celery_claim.database import Database, persistently
-from celery_claim.exceptions import Contention, DatabaseUnavailable, ValueRefused
+from celery_claim.exceptions import Contention, DatabaseUnavailable, StatementRefused, ValueRefused
 from celery_claim.rows.process import Judge, Verdict, process
 from celery_claim.states import Status
 
@@ -80,7 +80,9 @@ def _commit(
     except DatabaseUnavailable as error:
         logger.info("the answer to a commit was lost, looking what became of row %r: %s", key, error)
         return _after_lost_commit(database, statements, token, key, outcome)
-    except (ValueRefused, TypeError, ValueError) as error:
+    except (ValueRefused, StatementRefused, TypeError, ValueError) as error:
+        # Also a statement refused: PostgreSQL refuses all that follow an error that the handler caught and hid. Raised,
+        # it would end each run at this row, and nothing behind it would ever be reached.
         return judge(error, row)
     return WriteBack({key: outcome})
 

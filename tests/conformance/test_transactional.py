@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from celery_claim import Done, Fail, Retry, Skip, Status
 from celery_claim.exceptions import DatabaseUnavailable
@@ -207,6 +209,21 @@ def test_what_the_table_refuses_at_flush_is_the_handlers_own_error(queue):
 
     assert mail.task.drain().failed == 1
     assert "IntegrityError" in mail.row().error_message or "UNIQUE" in mail.row().error_message
+
+
+def test_an_error_that_the_handler_hides_keeps_no_row_behind_it_waiting(queue):
+    """PostgreSQL refuses whatever follows an error in its transaction, the write back too; others go on."""
+
+    def handler(row, session):
+        if row.id == 1:
+            with contextlib.suppress(DBAPIError):
+                session.execute(text("SELECT nothing FROM nowhere"))
+
+    mail = queue(handler, transactional=True, rows=2)
+    counts = mail.task.drain()
+
+    assert counts.succeeded + counts.failed == 2
+    assert mail.row(2).status == Status.SUCCEEDED
 
 
 @pytest.mark.needs("row_locks")
