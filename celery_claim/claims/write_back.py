@@ -202,10 +202,14 @@ def _write_what_fits(
 
 
 def _plain(value: Any) -> Any:
-    """A text with NULs and characters beyond the basic plane (4 bytes in UTF-8) written as escapes."""
+    """A text with NULs, lone surrogates and characters beyond the basic plane (4 bytes in UTF-8) written as escapes."""
     if not isinstance(value, str):
         return value
-    return "".join(c if "\0" < c <= "\uffff" else c.encode("unicode_escape").decode() for c in value)
+    # A lone surrogate is how Python shows a byte of a file's name that is no text: errors quote such names.
+    plain = (
+        c if "\0" < c < "\ud800" or "\udfff" < c <= "\uffff" else c.encode("unicode_escape").decode() for c in value
+    )
+    return "".join(plain)
 
 
 def _write_alike(link: Link, statements: Statements, token: str, alike: dict[Any, Outcome]) -> WriteBack:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from datetime import datetime
 
 import pytest
 from sqlalchemy import (
     BigInteger,
     Column,
+    DateTime,
     ForeignKey,
     Integer,
     MetaData,
@@ -15,6 +17,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    func,
     select,
     text,
 )
@@ -438,3 +441,19 @@ def test_a_column_may_be_called_like_a_parameter_of_a_statement(queue, name):
     assert mail.task.retry_failed(error_like="no") == [0, 1]
     assert mail.task.cancel([0]) == [0]
     assert {mail.row(key)._mapping[name] for key in range(5)} == {"mine"}
+
+
+def test_a_created_time_that_is_no_number_of_seconds_tells_no_age(queue):
+    class Base(DeclarativeBase):
+        pass
+
+    class Mail(Claimable, Base):
+        __tablename__ = "mail"
+        id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+        created_time: Mapped[datetime | None] = mapped_column(DateTime, server_default=func.now())
+
+    mail = queue(model=Mail, rows=1)
+
+    assert mail.task.status()["oldest_pending_seconds"] is None
+    with pytest.raises(MappingError, match="created_time counts seconds"):
+        _ = queue(model=Mail, columns={"created_time": "created_time"}).task.claims

@@ -352,6 +352,7 @@ def test_no_text_of_an_error_keeps_its_status_from_being_written(queue):
     assert mail.handled == mail.keys(Status.FAILED)
     assert mail.row(1).error_message == "ValueError: nul \\x00 byte"
     assert len(mail.row(2).error_message) == 500
+    assert mail.row(3).error_message == "ValueError: lone \\ud800 surrogate"
     assert mail.row(4).error_message == "ValueError: per%cent :colon 'quote' \\ back"
 
 

@@ -7,7 +7,22 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, cast
 
-from sqlalchemy import CHAR, BigInteger, Column, ColumnElement, Index, Integer, SmallInteger, String, Table, event
+from sqlalchemy import (
+    CHAR,
+    BigInteger,
+    Column,
+    ColumnElement,
+    Date,
+    DateTime,
+    Index,
+    Integer,
+    Interval,
+    SmallInteger,
+    String,
+    Table,
+    Time,
+    event,
+)
 from sqlalchemy import inspect as sqlalchemy_inspect
 from sqlalchemy.dialects.mysql import CHAR as MYSQL_CHAR
 from sqlalchemy.dialects.mysql import TINYINT
@@ -31,6 +46,8 @@ ROLES = (
     "created_time",
 )
 REQUIRED_ROLES = ROLES[:3]
+#: Types a column called created_time has in many tables, from which no seconds can be read.
+NO_SECONDS = (DateTime, Date, Time, Interval, String)
 TOKEN_LENGTH = 32
 ERROR_LENGTH = 500
 
@@ -232,7 +249,13 @@ def _mapped_columns(
         name = columns.get(role, role)
         if name is None:
             continue
-        if name in available:
+        if role == "created_time" and name in available and isinstance(available[name].type, NO_SECONDS):
+            if role in columns:
+                raise MappingError(
+                    f"table {table}: {name} is {available[name].type!r}; created_time counts seconds since 1970 in a "
+                    "column of whole numbers"
+                )
+        elif name in available:
             mapped[role] = available[name]
         elif role in REQUIRED_ROLES or role in columns:
             raise _no_column(table, role, name, available)
