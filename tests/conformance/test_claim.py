@@ -122,6 +122,9 @@ def test_with_skip_locked_a_row_that_another_transaction_holds_is_passed_over(qu
 # ---- keys
 
 
+KINDS = ["bigint", "char36", "uuid", "binary16", "string"]
+
+
 def keys_of(kind: str) -> tuple[object, list[object]]:
     return {
         "bigint": (BigInteger, [-(2**63) + 1, -5, 0, 1, 2**53 + 1, 2033735037361704962, 2**63 - 1]),
@@ -136,10 +139,8 @@ def keys_of(kind: str) -> tuple[object, list[object]]:
     }[kind]
 
 
-@pytest.mark.parametrize("kind", ["bigint", "unsigned", "char36", "uuid", "binary16", "string"])
-def test_keys_of_any_kind_and_size_arrive_exactly(queue, database, kind):
-    if kind == "unsigned":
-        database.need("mysql")
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_of_any_kind_and_size_arrive_exactly(queue, kind):
     key_type, keys = keys_of(kind)
     mail = queue(model=mail_model(key_type), max_retries=1, retry_backoff=0)
     mail.insert(keys)
@@ -151,10 +152,8 @@ def test_keys_of_any_kind_and_size_arrive_exactly(queue, database, kind):
     assert mail.keys(Status.SUCCEEDED) == mail.keys()
 
 
-@pytest.mark.parametrize("kind", ["bigint", "unsigned", "char36", "uuid", "binary16", "string"])
-def test_keys_of_any_kind_are_recovered_and_released(queue, database, kind):
-    if kind == "unsigned":
-        database.need("mysql")
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_of_any_kind_are_recovered_and_released(queue, kind):
     key_type, keys = keys_of(kind)
     mail = queue(model=mail_model(key_type))
     mail.insert(keys)
@@ -165,6 +164,19 @@ def test_keys_of_any_kind_are_recovered_and_released(queue, database, kind):
     mail.claim()
     assert sorted(mail.task.release(keys)) == sorted(keys)
     assert sorted(mail.task.cancel(keys)) == sorted(keys)
+
+
+@pytest.mark.needs("mysql")
+def test_unsigned_keys_arrive_and_are_recovered_up_to_their_maximum(queue):
+    key_type, keys = keys_of("unsigned")
+    mail = queue(model=mail_model(key_type))
+    mail.insert(keys)
+    mail.claim(lease_seconds=60)
+    mail.age(62)
+
+    assert mail.task.recover() == keys
+    assert mail.task.drain().succeeded == len(keys)
+    assert mail.handled == keys == mail.keys(Status.SUCCEEDED)
 
 
 # ---- lost answers

@@ -63,15 +63,16 @@ MUTANTS = (
     Mutant(
         "drop the predicate of recover",
         STATEMENTS,
-        "return self._update(assignments, self._keyed, *self._expired(override))",
-        "return self._update(assignments, self._keyed, or_(self._is(Status.PROCESSING), *self._expired(override)))",
+        "return self._update(self._reclaimed(bounded), self._keyed, *self._expired(override))",
+        "guard = or_(self._is(Status.PROCESSING), *self._expired(override))\n"
+        "        return self._update(self._reclaimed(bounded), self._keyed, guard)",
         RECOVER + "test_a_row_that_ended_between_the_look_and_the_change_keeps_its_end",
     ),
     Mutant(
         "count before the status in recover",
         STATEMENTS,
-        'assignments = [("status", status), *assignments, *cleared]',
-        'assignments = [*assignments, ("status", status), *cleared]',
+        'return [("status", status), *assignments, *cleared]',
+        'return [*assignments, ("status", status), *cleared]',
         RECOVER + "test_the_sixth_lost_owner_fails_the_row_with_the_reason",
         "mariadb",
     ),
@@ -118,22 +119,23 @@ MUTANTS = (
         "write back before the handler",
         "rows/consume.py",
         "verdict = process(row, self._handler, self._judge)",
-        "self._settle(held, {key: process(row, lambda row: None, self._judge)})\n"
+        "self._note(held, key, process(row, lambda row: None, self._judge))\n"
+        "            self._flush_when_due(held)\n"
         "            verdict = process(row, self._handler, self._judge)",
         "conformance/test_outcomes.py::test_a_row_fails_at_its_first_exception",
     ),
     Mutant(
         "release finished rows when an overrun row is let go",
         "claims/renew.py",
-        "self._on_flushed(self.flush(link))\n        with self._lock:\n            stuck",
-        "with self._lock:\n            stuck",
+        "self._on_flushed(self.flush(link))\n        with self._lock:\n            if",
+        "with self._lock:\n            if",
         "conformance/test_renew.py::test_finished_rows_are_not_let_go_with_the_others",
     ),
     Mutant(
         "do not renew",
         "claims/renew.py",
-        "if not keys:\n            return\n        try:\n            lost = _renewed(",
-        "if keys:\n            return\n        try:\n            lost = _renewed(",
+        "if keys:\n            try:\n                lost = _renewed(",
+        "if not keys:\n            try:\n                lost = _renewed(",
         "conformance/test_renew.py::test_a_row_of_three_leases_length_stays_with_its_live_owner",
     ),
     Mutant(
