@@ -41,6 +41,7 @@ from celery_claim.exceptions import (
     ConfigurationError,
     Contention,
     DatabaseUnavailable,
+    ReadOnly,
     StatementRefused,
     ValueRefused,
 )
@@ -50,7 +51,7 @@ T = TypeVar("T")
 
 _ERRORS: Mapping[Fault, type[Exception]] = {
     Fault.LOST: DatabaseUnavailable,
-    Fault.READ_ONLY: DatabaseUnavailable,
+    Fault.READ_ONLY: ReadOnly,
     Fault.UNAVAILABLE: DatabaseUnavailable,
     Fault.DENIED: AccessDenied,
     Fault.CONTENTION: Contention,

@@ -7,7 +7,8 @@
     │   └── MappingError        a table cannot be claimed with the given columns and values
     ├── ClaimLost               another worker owns the row now
     ├── DatabaseUnavailable     the database is down or is read-only
-    │   └── AccessDenied        the database refuses our user, password or database name
+    │   ├── AccessDenied        the database refuses our user, password or database name
+    │   └── ReadOnly            the server takes no writes: a replica, or a failover
     ├── Contention              a deadlock or a lock wait that did not go away
     ├── ValueRefused            the table does not take a value
     └── StatementRefused        the server does not run a statement: a column or a privilege is missing
@@ -49,6 +50,10 @@ class DatabaseUnavailable(ClaimError):
 
 class AccessDenied(DatabaseUnavailable):
     """The database refuses our user, password or database name: waiting will not help."""
+
+
+class ReadOnly(DatabaseUnavailable):
+    """The server takes no writes: it is a replica, or in the middle of a failover. The statement was not done."""
 
 
 class Contention(ClaimError):

@@ -71,6 +71,10 @@ def _check_together(cls: Any) -> None:
         )
     if cls.database_url is not None and cls.engine is not None:
         raise ConfigurationError(f"{where(cls)}: database_url= and engine= are two answers to one question; give one")
+    if cls.engine is not None and not hasattr(cls.engine, "url"):
+        raise ConfigurationError(
+            f"{where(cls)}: engine={type(cls.engine).__name__} is no SQLAlchemy engine; a URL goes into database_url="
+        )
     if cls.transactional and cls.handles_batches():
         raise ConfigurationError(f"{where(cls)}: transactional=True is per row, it cannot be used with process_batch")
     if cls.transactional and cls.write_back == "batch":

@@ -156,6 +156,10 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
         `max_run_time`: seconds after which no further row is started; `limit`: rows claimed at most. The failure
         breaker is off. Raises DatabaseUnavailable or StatementRefused when the table cannot be worked on.
         """
+        if max_run_time is not None and not 0 <= max_run_time < math.inf:
+            raise ValueError(f"drain(max_run_time={max_run_time!r}): expected seconds >= 0, or None for no limit")
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise ValueError(f"drain(limit={limit!r}): expected a whole number >= 0, or None for no limit")
         deadline = math.inf if max_run_time is None else time.monotonic() + max_run_time
         return self._drain(deadline=deadline, limit=limit, in_worker=False)
 
@@ -163,6 +167,8 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
         """Give back the rows of dead owners; returns their keys. `lease_seconds` overrides the rows' own leases."""
         from celery_claim.claims.recover import recover
 
+        if lease_seconds is not None and (type(lease_seconds) is not int or lease_seconds < 0):
+            raise ValueError(f"recover(lease_seconds={lease_seconds!r}): expected whole seconds >= 0, or None")
         claims = self.claims
         with claims.linked(lock_wait_seconds=1) as link:
             keys = recover(
@@ -389,6 +395,9 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
     def _keys(self, keys: Sequence[Any]) -> list[Any]:
         if isinstance(keys, (str, bytes)) or not isinstance(keys, Sequence):
             raise TypeError(f"expected a list of keys, got {keys!r}")
+        if any(isinstance(key, (float, bool)) for key in keys):
+            # A database rounds a fraction, each in its own way, and then another row is meant.
+            raise TypeError(f"keys are never fractions or truth values: {list(keys)!r}")
         return list(keys)
 
     def _require(self, role: str, what: str) -> None:

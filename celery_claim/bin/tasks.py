@@ -20,6 +20,11 @@ def tasks_of(ctx: click.Context, names: Sequence[str] = ()) -> list[ClaimTask]:
     app = ctx.obj.app
     app.loader.import_default_modules()
     known = {str(task.name): task for task in claim_tasks(app)}
+    if not known:
+        raise click.UsageError(
+            "the app has no ClaimTask with a database; is it the right one (celery -A proj claim ...), are its modules "
+            "imported, and is claim_database_url set?"
+        )
     if not names:
         return list(known.values())
     return [_named(name, known) for name in names]
@@ -31,8 +36,6 @@ def _named(name: str, known: Mapping[str, ClaimTask]) -> ClaimTask:
         return matching[0]
     if matching:
         raise click.UsageError(f"more than one task is called {name!r}: {', '.join(str(t.name) for t in matching)}")
-    if not known:
-        raise click.UsageError("the app has no ClaimTask; is it the right one (-A), and are its modules imported?")
     raise click.UsageError(f"no ClaimTask is called {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}")
 
 

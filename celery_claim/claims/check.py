@@ -123,6 +123,15 @@ def _of_columns(table: ClaimTable, facts: TableFacts) -> Iterator[Finding]:
             f"{table.columns['claim_time'].name} is {facts.time_type}; claims keep whole seconds since 1970 in it",
             "give claim_time a BIGINT column of its own",
         )
+    for role, kind in facts.wrong_types.items():
+        name = table.columns[role].name
+        yield Finding(
+            "error",
+            "wrong-type",
+            table.name,
+            f"{name} is {kind} and cannot hold {role}: every claim that writes it would fail, or overwrite your values",
+            f"map another column, or none: columns={{{role!r}: None}}",
+        )
     if facts.status_is_enum:
         yield Finding(
             "warning",

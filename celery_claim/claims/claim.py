@@ -25,7 +25,7 @@ from typing import Any
 from celery_claim.claims.sql.load import load
 from celery_claim.claims.sql.statements import ENDLESS_SECONDS, Statements
 from celery_claim.database import Link, persistently
-from celery_claim.exceptions import ClaimError, DatabaseUnavailable
+from celery_claim.exceptions import ClaimError, DatabaseUnavailable, ReadOnly
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +120,8 @@ class _Attempt:
         self._sending()
         try:
             self.keys = self._take_pending(limit)
+        except ReadOnly:
+            raise
         except DatabaseUnavailable as error:
             logger.info("the answer to a claim was lost, looking for its rows: %s", error)
             self.keys = self.persistently(self._keys_of_token)
@@ -154,6 +156,8 @@ class _Attempt:
         parameters = {**self.parameters, "keys": self.keys}
         try:
             return self.link.send(self.statements.claim, parameters).rowcount
+        except ReadOnly:
+            raise
         except DatabaseUnavailable as error:
             logger.info("the answer to a claim was lost, asking again: %s", error)
         self.persistently(lambda: self.link.send(self.statements.claim, parameters))

@@ -130,13 +130,14 @@ class Held:
         self._paused_until = time.monotonic() + min(1.0, (self.lease_seconds or 60) / 6)
 
     def keep(self, link: Link) -> None:
-        """Write outcomes that waited long enough, let go of a row that overran its limit, renew the rest."""
+        """Renew, write outcomes that waited long enough, let go of a row that overran its limit."""
         now = time.monotonic()
+        # The leases first: an outcome that the table will not take must not cost its neighbours theirs.
+        if self.lease_seconds is not None and now >= self._renewed_at + self.lease_seconds / 3:
+            self._renew(link)
         if now >= self.buffer.oldest + FLUSH_SECONDS:
             self._on_flushed(self.flush(link))
         self._let_go(link, now)
-        if self.lease_seconds is not None and now >= self._renewed_at + self.lease_seconds / 3:
-            self._renew(link)
 
     def _let_go(self, link: Link, now: float) -> None:
         """Stop renewing rows that ran past their limit, and give the rows behind them to other workers."""

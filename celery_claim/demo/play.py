@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from sqlalchemy import Engine, make_url
@@ -27,7 +28,7 @@ from celery_claim.demo.run import DemoError, Fleet
 from celery_claim.demo.serve import (
     check_broker,
     clean_broker,
-    folder_broker,
+    file_broker,
     private_keys,
     private_valkey,
 )
@@ -118,17 +119,14 @@ def _serve(options: Options, folder: Path, stack: ExitStack) -> tuple[Plan, str]
     """The plan of the run, with its private broker started, and what to call its servers."""
     queue = f"celery_claim_demo.{uuid.uuid4().hex[:8]}"
     database = options.database or f"sqlite:///{folder / 'demo.sqlite'}"
-    transport_options = {}
+    transport_options: dict[str, Any] = {}
     if options.broker:
         broker, name = options.broker, "your broker"
         transport_options = private_keys(broker, queue)
     elif options.redis:
         broker, name = stack.enter_context(private_valkey(folder)), "a private Valkey"
     else:
-        (broker, transport_options), name = (
-            folder_broker(folder),
-            "a folder of messages, no Redis",
-        )
+        broker, name = file_broker(folder), "messages in an SQLite file, no Redis"
     plan = Plan(
         database=database,
         broker=broker,

@@ -29,18 +29,18 @@ def private_valkey(folder: Path) -> Iterator[str]:
         server.stop(timeout=5)
 
 
-def folder_broker(folder: Path) -> tuple[str, dict[str, Any]]:
-    """URL and transport options of kombu's broker that needs no server: messages are files in a folder."""
-    messages, control = folder / "messages", folder / "control"
-    messages.mkdir()
-    control.mkdir()
-    options = {
-        "data_folder_in": str(messages),
-        "data_folder_out": str(messages),
-        "control_folder": str(control),
-        "polling_interval": 0.1,
-    }
-    return "filesystem://", options
+def file_broker(folder: Path) -> str:
+    """URL of kombu's broker that needs no server: messages are rows of an SQLite file.
+
+    Not kombu's folder of message files: a worker that reads a file while it is being written ends (kombu #1551).
+    """
+    from kombu import Connection
+
+    url = f"sqla+sqlite:///{folder / 'broker.db'}"
+    with Connection(url) as connection:
+        # Makes the tables now: processes that start at once would make them all, and all but one would fail.
+        connection.SimpleQueue("celery_claim").close()
+    return url
 
 
 def private_keys(broker: str, queue: str) -> dict[str, Any]:

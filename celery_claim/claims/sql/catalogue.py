@@ -8,7 +8,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Enum, Integer, LargeBinary, MetaData, Table
+from sqlalchemy import Enum, Integer, LargeBinary, MetaData, Numeric, String, Table
 from sqlalchemy import inspect as inspector_of
 from sqlalchemy.schema import CreateColumn
 
@@ -60,6 +60,8 @@ class TableFacts:
     #: The type of claim_time where it cannot hold seconds.
     time_type: str | None = None
     status_is_enum: bool = False
+    #: Claim column -> its type in the table, where that cannot hold what is written.
+    wrong_types: Mapping[str, str] = field(default_factory=dict)
     #: Name -> names of its columns, in order; partial indexes that serve claims are left out.
     indexes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: Whether this database should have an index of the pending rows only, and has none.
@@ -78,6 +80,14 @@ class TableFacts:
 
     def literal(self, value: Any) -> str:
         return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
+
+
+#: What the optional columns have to be able to hold.
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "worker_id": (String,),
+    "error_message": (String,),
+    **dict.fromkeys(("lease_seconds", "retry_count", "reclaim_count", "next_retry_time"), (Integer, Numeric)),
+}
 
 
 def table_facts(link: Link, statements: Statements) -> TableFacts:
@@ -116,6 +126,11 @@ def table_facts(link: Link, statements: Statements) -> TableFacts:
         token_ddl=f"ALTER TABLE {quoted} {link.dialect.exact_text(preparer.quote(token.name), TOKEN_LENGTH)}",
         time_type=None if time_type is None or isinstance(time_type, Integer) else str(time_type),
         status_is_enum=isinstance(status_type, Enum),
+        wrong_types={
+            role: str(columns[column.name]["type"])
+            for role, column in table.columns.items()
+            if role in _KINDS and column.name in columns and not isinstance(columns[column.name]["type"], _KINDS[role])
+        },
         indexes={
             key: tuple(column or "" for column in index["column_names"])
             for key, index in indexes.items()

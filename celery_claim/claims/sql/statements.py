@@ -60,7 +60,7 @@ class Statements:
 
     def keeps(self, statement: Any) -> bool:
         """Whether a statement is one of those made once, which a database may keep compiled."""
-        return any(statement is kept for kept in vars(self).values())
+        return any(statement is kept for kept in tuple(vars(self).values()))
 
     # ---- claim
 
