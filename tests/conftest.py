@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import celery._state
 import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.pool import NullPool
@@ -121,6 +122,15 @@ def _elbow_room(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(turnstile, fcntl.LOCK_UN)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _apps_of_one_test_only() -> Iterator[None]:
+    """Celery gives every app that finalizes in a process a copy of all shared tasks made before, of other tests too."""
+    before = set(celery._state._on_app_finalizers)
+    yield
+    celery._state._on_app_finalizers.clear()
+    celery._state._on_app_finalizers.update(before)
 
 
 # ---- servers --------------------------------------------------------------------------------------------------

@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import time
 from typing import Any
 
 from sqlalchemy.ext.compiler import compiles
 
+from celery_claim.backoff import full_jitter
 from celery_claim.dialects.dialect import Ask, Dialect, Fault, Plan, ServerFacts, epoch_seconds
 
 
 @compiles(epoch_seconds, "sqlite")
 def _sqlite_clock(element: Any, compiler: Any, **options: Any) -> str:
     return "CAST(strftime('%s', 'now') AS INTEGER)"
+
+
+#: How often to ask for write-ahead logging before doing without: slower, and as safe.
+WAL_TRIES = 30
+
+
+def _journal_mode(connection: Any, mode: str | None = None) -> str:
+    """The journal mode of the file, after changing it to `mode` if given."""
+    cursor = connection.cursor()
+    try:
+        cursor.execute("PRAGMA journal_mode" + (f" = {mode}" if mode else ""))
+        return str(cursor.fetchone()[0])
+    finally:
+        cursor.close()
 
 
 class SQLite(Dialect):
@@ -24,13 +40,16 @@ class SQLite(Dialect):
     partial_indexes = True
 
     def session_setup(self, connection: Any) -> None:
-        cursor = connection.cursor()
-        try:
-            # Readers do not wait for the writer; the mode stays with the file.
-            if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-                cursor.execute("PRAGMA journal_mode = WAL")
-        finally:
-            cursor.close()
+        # In this mode readers do not wait for the writer; it stays with the file. The change needs the file alone and
+        # does not wait for it, so of processes that start at once all but one are refused at first.
+        for attempt in range(WAL_TRIES):
+            try:
+                if _journal_mode(connection) == "wal" or _journal_mode(connection, "WAL") == "wal":
+                    return
+            except sqlite3.OperationalError as error:
+                if self.fault(error) is not Fault.CONTENTION:
+                    raise
+            time.sleep(full_jitter(attempt))
 
     def lock_wait(self, seconds: int) -> str:
         return f"PRAGMA busy_timeout = {seconds * 1000:d}"
