@@ -10,7 +10,7 @@ from celery_claim.bin import FAILED, UNAVAILABLE
 from celery_claim.bin.tasks import as_json, print_json, tasks_of
 
 
-@click.command("check")
+@click.command("check", short_help="What is wrong with tables, server and options.")
 @click.argument("task", nargs=-1)
 @click.option("--allow-warnings", is_flag=True, help="Exit 0 when there are warnings but no errors.")
 @as_json

@@ -8,7 +8,7 @@ from celery_claim.bin.tasks import as_json, print_json, tasks_of
 from celery_claim.exceptions import ClaimError, DatabaseUnavailable
 
 
-@click.command("initdb")
+@click.command("initdb", short_help="Make celery_claim's own tables.")
 @click.option(
     "--models", is_flag=True, help="Also make the tables of your models that do not exist, with their indexes."
 )

@@ -12,7 +12,7 @@ from celery_claim.tasks import ClaimTask
 _ids = click.option("--id", "ids", multiple=True, metavar="KEY", help="Key of a row; may be given more than once.")
 
 
-@click.command("recover")
+@click.command("recover", short_help="Give back rows whose owner is gone.")
 @click.argument("task", nargs=-1)
 @click.option(
     "--lease", type=click.IntRange(min=0), help="Judge all rows by this many seconds, not by their own lease."
@@ -24,7 +24,7 @@ def recover_command(ctx: click.Context, task: tuple[str, ...], lease: int | None
     _show(as_json, "given back", [(each, each.recover(lease_seconds=lease)) for each in tasks_of(ctx, task)])
 
 
-@click.command("retry")
+@click.command("retry", short_help="Make failed rows claimable again.")
 @click.argument("task")
 @_ids
 @click.option("--all", "everything", is_flag=True, help="All failed rows.")
@@ -46,7 +46,7 @@ def retry_command(
     _show(as_json, "to be tried again", [(chosen, changed)])
 
 
-@click.command("release")
+@click.command("release", short_help="Take rows in progress away from their holder.")
 @click.argument("task")
 @_ids
 @as_json
@@ -57,7 +57,7 @@ def release_command(ctx: click.Context, task: str, ids: tuple[str, ...], as_json
     _show(as_json, "released", [(chosen, chosen.release(_required_keys(chosen, ids)))])
 
 
-@click.command("cancel")
+@click.command("cancel", short_help="Take rows out of the queue.")
 @click.argument("task")
 @_ids
 @as_json
@@ -72,7 +72,7 @@ def cancel_command(ctx: click.Context, task: str, ids: tuple[str, ...], as_json:
     _show(as_json, "cancelled", [(chosen, changed)])
 
 
-@click.command("failed")
+@click.command("failed", short_help="List failed rows with their errors.")
 @click.argument("task")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many rows.")
 @as_json

@@ -9,7 +9,7 @@ from celery_claim.dialects.dialect import Plan
 from celery_claim.tasks import ClaimTask
 
 
-@click.command("sql")
+@click.command("sql", short_help="The statements of a task, and their plans.")
 @click.argument("task")
 @as_json
 @click.pass_context

@@ -15,7 +15,7 @@ from celery_claim.tasks import ClaimTask
 _COLUMNS = ("pending", "processing", "queued", "retrying", "succeeded", "failed", "cancelled", "stuck")
 
 
-@click.command("status")
+@click.command("status", short_help="Rows by state, and whether the table works.")
 @click.argument("task", nargs=-1)
 @as_json
 @click.pass_context

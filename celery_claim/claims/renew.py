@@ -160,7 +160,14 @@ class Held:
             self.statements.of.name,
             limit,
         )
-        self._on_released(len(behind), release(link, self.statements, self.token, behind))
+        try:
+            lost = release(link, self.statements, self.token, behind)
+        except ClaimError:
+            # Ours again, and so renewed, until the consumer can give them back.
+            with self._lock:
+                self._open.update(behind)
+            raise
+        self._on_released(len(behind), lost)
 
     def _renew(self, link: Link) -> None:
         sent_at = time.monotonic()

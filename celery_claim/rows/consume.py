@@ -184,7 +184,6 @@ class Consumer:
         if not claimed.rows:
             return claimed.candidates > 0 and self._race_lost()
         self._lost_races = 0
-        self._report.claimed(claimed.rows)
         self._work_on(claimed)
         return True
 
@@ -250,6 +249,7 @@ class Consumer:
         self._renewer.hold(held)
         started_at = time.monotonic()
         try:
+            self._report.claimed(claimed.rows)
             processed = self._process(held, claimed)
             if processed:
                 self._flush(held)

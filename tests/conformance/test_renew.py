@@ -298,3 +298,21 @@ def test_a_row_that_could_not_be_given_back_is_not_counted_as_released(queue, mo
 
     assert mail.task.drain(limit=1).released == 0
     assert mail.keys(Status.PROCESSING) == [1]
+
+
+def test_rows_that_cannot_be_let_go_just_now_stay_ours(queue, monkeypatch):
+    """The database goes away between the look and the release: nobody else gets them, and nobody forgets them."""
+    mail = queue(rows=3)
+    held = Held(mail.statements, mail.claim(), lease_seconds=600, row_time_limit=0.001)
+    held.start(1)
+    with monkeypatch.context() as away, mail.claims.linked() as link:
+
+        def refuse(*_):
+            raise DatabaseUnavailable("away")
+
+        away.setattr("celery_claim.claims.renew.release", refuse)
+        time.sleep(0.01)  # past row_time_limit
+        with pytest.raises(DatabaseUnavailable):
+            held.keep(link)
+
+    assert held.open == [2, 3]
