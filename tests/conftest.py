@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import celery._state
+import celery.app.builtins
 import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.pool import NullPool
@@ -124,13 +125,19 @@ def _elbow_room(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         yield
 
 
+#: What Celery itself adds to every app.
+CELERYS_OWN = frozenset(celery._state._on_app_finalizers)
+
+
 @pytest.fixture(autouse=True)
 def _apps_of_one_test_only() -> Iterator[None]:
-    """Celery gives every app that finalizes in a process a copy of all shared tasks made before, of other tests too."""
-    before = set(celery._state._on_app_finalizers)
+    """Celery copies all shared tasks made before into each app that finalizes: those of other tests and modules too."""
+    callbacks = celery._state._on_app_finalizers
+    before = set(callbacks)
+    callbacks.intersection_update(CELERYS_OWN)
     yield
-    celery._state._on_app_finalizers.clear()
-    celery._state._on_app_finalizers.update(before)
+    callbacks.clear()
+    callbacks.update(before)
 
 
 # ---- servers --------------------------------------------------------------------------------------------------
