@@ -76,6 +76,17 @@ def test_two_claimers_never_share_a_row(queue):
     assert mail.keys(Status.SUCCEEDED) == list(range(1, ROWS + 1))
 
 
+def test_a_row_taken_between_the_look_and_the_claim_is_not_taken_again(queue):
+    mail = queue(rows=1)
+    with mail.claims.linked() as link:
+        keys = link.execute(mail.statements.candidates, {"limit": 1, "offset": 0}).scalars().all()
+        owner = mail.claim()
+        late = {"keys": keys, "token": "f" * 32, "lease": 60, "worker": "late"}
+        link.execute(mail.statements.claim, late)
+
+    assert (mail.row(1).status, mail.row(1).claim_token) == (Status.PROCESSING, owner.token)
+
+
 def test_two_processes_never_share_a_row(queue, tmp_path):
     mail = queue(rows=ROWS, batch_size=7)
 
