@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from celery_claim.database import Database
     from celery_claim.tasks import ClaimTask
+    from celery_claim.windows.sql.tables import WindowTables
 
 T = TypeVar("T")
 
@@ -115,6 +116,14 @@ def database_for(app: Celery, whose: str, *, url: str | None = None, engine: Eng
     chosen = url if url is not None else settings.database_url
     options = settings.database_engine_options
     return state.once(("url", str(chosen)), lambda: Database(chosen or "", engine_options=options))
+
+
+def own_tables(app: Celery) -> WindowTables:
+    """celery_claim's own tables as this app calls them."""
+    from celery_claim.windows.sql.tables import WindowTables
+
+    state = state_of(app)
+    return state.once("tables", lambda: WindowTables.of(state.settings.table_prefix, state.settings.table_schema))
 
 
 def claim_tasks(app: Celery) -> Iterator[ClaimTask]:

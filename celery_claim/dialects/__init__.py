@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from celery_claim.dialects.dialect import LOCK_WAIT_SECONDS, Dialect, Fault, epoch_seconds
+from celery_claim.dialects.dialect import LOCK_WAIT_SECONDS, Dialect, Fault, epoch_milliseconds, epoch_seconds
 from celery_claim.dialects.mysql import MySQL
 from celery_claim.dialects.postgresql import PostgreSQL
 from celery_claim.dialects.sqlite import SQLite
 from celery_claim.exceptions import ConfigurationError
 
-__all__ = ["LOCK_WAIT_SECONDS", "Dialect", "Fault", "dialect_of", "epoch_seconds", "fault_of"]
+__all__ = [
+    "LOCK_WAIT_SECONDS",
+    "Dialect",
+    "Fault",
+    "dialect_of",
+    "epoch_milliseconds",
+    "epoch_seconds",
+    "fault_of",
+]
 
 _KINDS: Mapping[str, type[Dialect]] = {
     "mysql": MySQL,

@@ -89,6 +89,17 @@ class epoch_seconds(FunctionElement[int]):
     name = "epoch_seconds"
 
 
+class epoch_milliseconds(FunctionElement[int]):
+    """The database's clock: whole milliseconds since 1970, evaluated when the statement starts.
+
+    All times in celery_claim's own tables are of this kind.
+    """
+
+    type = BigInteger()
+    inherit_cache = True
+    name = "epoch_milliseconds"
+
+
 class Dialect:
     """One kind of database; the subclasses say how it differs."""
 

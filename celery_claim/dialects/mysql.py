@@ -16,6 +16,7 @@ from celery_claim.dialects.dialect import (
     Plan,
     ServerFacts,
     StorageFacts,
+    epoch_milliseconds,
     epoch_seconds,
 )
 
@@ -25,6 +26,13 @@ from celery_claim.dialects.dialect import (
 def _mysql_clock(element: Any, compiler: Any, **options: Any) -> str:
     # Independent of the session's time zone, unlike UNIX_TIMESTAMP(NOW()) around a change of daylight saving time.
     return "UNIX_TIMESTAMP()"
+
+
+@compiles(epoch_milliseconds, "mysql")
+@compiles(epoch_milliseconds, "mariadb")
+def _mysql_precise_clock(element: Any, compiler: Any, **options: Any) -> str:
+    # UNIX_TIMESTAMP(NOW(3)) would go through local time, which repeats an hour each autumn.
+    return "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000"
 
 
 class MySQL(Dialect):

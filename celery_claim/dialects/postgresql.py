@@ -18,6 +18,7 @@ from celery_claim.dialects.dialect import (
     Plan,
     ServerFacts,
     StorageFacts,
+    epoch_milliseconds,
     epoch_seconds,
 )
 
@@ -27,6 +28,11 @@ def _postgresql_clock(element: Any, compiler: Any, **options: Any) -> str:
     # Not now(): that is the start of the transaction, minutes ago in a transactional handler. Not clock_timestamp():
     # it is volatile, so no index could serve a comparison with it, and looking for due retries would read all of them.
     return "CAST(FLOOR(EXTRACT(EPOCH FROM statement_timestamp())) AS BIGINT)"
+
+
+@compiles(epoch_milliseconds, "postgresql")
+def _postgresql_precise_clock(element: Any, compiler: Any, **options: Any) -> str:
+    return "CAST(FLOOR(EXTRACT(EPOCH FROM statement_timestamp()) * 1000) AS BIGINT)"
 
 
 class PostgreSQL(Dialect):

@@ -10,12 +10,18 @@ from typing import Any
 from sqlalchemy.ext.compiler import compiles
 
 from celery_claim.backoff import full_jitter
-from celery_claim.dialects.dialect import Ask, Dialect, Fault, Plan, ServerFacts, epoch_seconds
+from celery_claim.dialects.dialect import Ask, Dialect, Fault, Plan, ServerFacts, epoch_milliseconds, epoch_seconds
 
 
 @compiles(epoch_seconds, "sqlite")
 def _sqlite_clock(element: Any, compiler: Any, **options: Any) -> str:
     return "CAST(strftime('%s', 'now') AS INTEGER)"
+
+
+@compiles(epoch_milliseconds, "sqlite")
+def _sqlite_precise_clock(element: Any, compiler: Any, **options: Any) -> str:
+    # Whole numbers all the way: '%f' is SS.SSS, and what follows its point are the milliseconds.
+    return "(CAST(strftime('%s', 'now') AS INTEGER) * 1000 + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER))"
 
 
 #: How often to ask for write-ahead logging before doing without: slower, and as safe.

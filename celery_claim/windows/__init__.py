@@ -1,0 +1,1 @@
+"""Windows: clock -> slot -> fire -> runs -> history (maintain)."""

@@ -1,0 +1,1 @@
+"""The statements of windows, each under a name, and the tables they work on."""
