@@ -12,6 +12,9 @@ from typing import Any
 
 from celery_claim.exceptions import ConfigurationError, did_you_mean
 
+#: Default of claim_max_concurrency.
+MAX_CONCURRENCY = 32
+
 
 def _setting(default: Any, unit: str, meaning: str, check: Callable[[Any], bool], expected: str) -> Any:
     metadata = {"unit": unit, "meaning": meaning, "check": check, "expected": expected}
@@ -67,7 +70,9 @@ class Settings:
     table_schema: str | None = _setting(
         None, "", "Schema of celery_claim's own tables.", _optional(str), "a schema name or None"
     )
-    max_concurrency: int = _setting(32, "consumers", "Hard cap of every window's concurrency.", _whole(1), ">= 1")
+    max_concurrency: int = _setting(
+        MAX_CONCURRENCY, "consumers", "Hard cap of every window's concurrency.", _whole(1), ">= 1"
+    )
     maintenance_interval: float = _setting(
         5.0, "s", "How often each worker looks for expired leases and due retries.", _number(0.1), "seconds >= 0.1"
     )
@@ -79,7 +84,64 @@ class Settings:
         "seconds >= 0",
     )
     node_name: str | None = _setting(
-        None, "", "Name of this node in worker_id; by default the Celery worker's.", _optional(str), "a name or None"
+        None,
+        "",
+        "Name of this node in worker_id and in the register of nodes; by default the Celery worker's. One name, one "
+        "worker.",
+        lambda value: value is None or (isinstance(value, str) and 0 < len(value) <= 190),
+        "a name of at most 190 characters, or None",
+    )
+    node_role: str | None = _setting(
+        None,
+        "",
+        "Role of this node, as `celery worker --claim-role` and the environment variable CLAIM_NODE_ROLE; one of the "
+        "nodes with the role main is the main node.",
+        _optional(str),
+        "a name such as 'main', or None",
+    )
+    main_node: str | None = _setting(
+        None, "", "Name of the node that is the main node, whatever its role.", _optional(str), "a node's name or None"
+    )
+    node_heartbeat: float = _setting(
+        5.0, "s", "How often a node, and each running run, tells that it lives.", _number(0.1), "seconds >= 0.1"
+    )
+    node_timeout: float = _setting(
+        20.0,
+        "s",
+        "After so long without a heartbeat a node gets no runs, and a run's consumer id is free again; at least twice "
+        "claim_node_heartbeat.",
+        _number(0.2),
+        "seconds >= 0.2",
+    )
+    accept_timeout: float = _setting(
+        5.0,
+        "s",
+        "After so long a run whose message was not sent is sent, and one of run_type auto that its node has not "
+        "started goes to another.",
+        _number(0.1),
+        "seconds >= 0.1",
+    )
+    kill_grace: float = _setting(
+        5.0, "s", "Time between the soft and the hard time limit of a run.", _number(0.0), "seconds >= 0"
+    )
+    lease_ttl: float = _setting(
+        15.0,
+        "s",
+        "How long ordinary beat entries rest when the beat that sends them is killed; it renews its lease every third "
+        "of this.",
+        _number(1.0),
+        "seconds >= 1",
+    )
+    history_retention: float = _setting(
+        604800.0, "s", "How long runs stay in the history.", _number(0.0), "seconds >= 0"
+    )
+    history_max_rows: int = _setting(1_000_000, "rows", "How many runs stay in the history at most.", _whole(1), ">= 1")
+    log_empty_runs: bool = _setting(
+        True,
+        "",
+        "Keep runs that found no row in the history.",
+        lambda value: isinstance(value, bool),
+        "True or False",
     )
 
 
@@ -90,16 +152,6 @@ PREFIX = "claim_"
 PLANNED = frozenset(
     PREFIX + name
     for name in (
-        "lease_ttl",
-        "node_role",
-        "main_node",
-        "node_heartbeat",
-        "node_timeout",
-        "accept_timeout",
-        "kill_grace",
-        "history_retention",
-        "history_max_rows",
-        "log_empty_runs",
         "push_timeout",
         "max_package_size",
         "max_running",
@@ -133,7 +185,13 @@ def resolve(conf: Any) -> Settings:
             shown = "the given value" if "database" in name else repr(value)
             raise ConfigurationError(f"{name}: {shown} does not work, expected {each.metadata['expected']}")
         values[each.name] = value
-    return Settings(**values)
+    settings = Settings(**values)
+    if settings.node_timeout < 2 * settings.node_heartbeat:
+        raise ConfigurationError(
+            f"claim_node_timeout={settings.node_timeout:g} is less than twice claim_node_heartbeat="
+            f"{settings.node_heartbeat:g}: a live node would count as dead whenever one heartbeat is late"
+        )
+    return settings
 
 
 def misread(conf: Any) -> list[str]:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from celery_claim.claims.check import Finding
     from celery_claim.claims.table import Claims
     from celery_claim.claims.write_back import Outcome
-    from celery_claim.rows.consume import Options, Pace, Place
-    from celery_claim.rows.report import Counts
+    from celery_claim.rows.consume import Consumer, Options, Pace, Place
+    from celery_claim.rows.report import Counts, Observer
 
 logger = logging.getLogger(__name__)
 
@@ -124,12 +124,17 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
         raise NotImplementedError("define process_batch(self, rows)")
 
     def __call__(self, *arguments: Any, claim: Mapping[str, Any] | None = None, **named: Any) -> Any:
-        """With arguments the user's function; without, one drain: a Counts, or its dict as a worker's result."""
-        if claim is None and (arguments or named):
+        """With arguments the user's function; without, one drain: a Counts, or its dict as a worker's result.
+
+        `claim` comes with the messages of windows: the run to take.
+        """
+        if claim is not None:
+            from celery_claim.running import run_window
+
+            return run_window(self, claim)
+        if arguments or named:
             return self.run(*arguments, **named)
-        if self.request.called_directly or self.request.is_eager:
-            return self.drain() if claim is None else asdict(self._drain(**self._window(claim)))
-        return self._work(claim)
+        return self.drain() if self.request.called_directly or self.request.is_eager else self._work()
 
     def retry(self, *arguments: Any, **options: Any) -> Any:
         """Run the row again later; Celery's own would publish the whole run again."""
@@ -247,6 +252,16 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
         with self.claims.linked() as link:
             return failures(link, self.claims.statements, limit)
 
+    def wake(self) -> bool:
+        """Open every enabled window of this task now, for a producer that has committed new rows; whether one opened.
+
+        At most once per min_interval of a window, and not while its consumers are at work. Raises LookupError when the
+        task has no window, DatabaseUnavailable.
+        """
+        from celery_claim.dispatch import Dispatcher
+
+        return Dispatcher.of(self.app).wake(str(self.name))
+
     def check(self) -> list[Finding]:
         """What is wrong with the table, its indexes and this task's options; empty when all is well."""
         from celery_claim.checking import check_task
@@ -284,53 +299,53 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
 
     # ---- the run
 
-    def _work(self, claim: Mapping[str, Any] | None) -> dict[str, Any]:
-        """One run in a worker. A table that cannot be worked on is logged now and then, and is the run's result."""
+    def _work(self) -> dict[str, Any]:
+        """One drain in a worker. A table that cannot be worked on is logged now and then, and is the task's result."""
         from celery_claim.exceptions import ClaimError
 
         outage = self._outage()
         try:
-            counts = self._drain(**self._window(claim or {}))
+            counts = self._drain(in_worker=True)
         except ClaimError as error:
             outage.failed(error)
             return {"error": str(error)}
         outage.worked()
         return {**asdict(counts), "error": None}
 
-    def _window(self, claim: Mapping[str, Any]) -> dict[str, Any]:
-        from celery_claim.rows.consume import Place
+    def _drain(self, *, deadline: float = math.inf, limit: int | None = None, in_worker: bool) -> Counts:
+        return self._consume(self._consumer(deadline=deadline, limit=limit, in_worker=in_worker))
 
-        seconds = claim.get("max_run_time")
-        return {
-            "deadline": math.inf if seconds is None else time.monotonic() + seconds,
-            "limit": None,
-            "in_worker": True,
-            "place": Place(
-                consumer_id=claim.get("consumer_id", 0),
-                ordinal=claim.get("ordinal", claim.get("consumer_id", 0)),
-                consumers=claim.get("consumers", 1),
-            ),
-        }
-
-    def _drain(self, *, deadline: float, limit: int | None, in_worker: bool, place: Place | None = None) -> Counts:
+    def _consumer(
+        self,
+        *,
+        deadline: float = math.inf,
+        limit: int | None = None,
+        in_worker: bool,
+        place: Place | None = None,
+        should_stop: Callable[[], bool] = worker_is_stopping,
+        observer: Observer | None = None,
+    ) -> Consumer:
         from celery_claim.rows.consume import Consumer
 
         claims = self.claims
         consumer_id = place.consumer_id if place else 0
-        consumer = Consumer(
+        return Consumer(
             claims.database,
             claims.statements,
             self._options(in_worker=in_worker),
             self._handler(),
-            _Signals(self),
+            observer or RowSignals(self),
             worker_id=f"{self._node()}-c{consumer_id}",
             place=place,
             pace=self._pace(),
             deadline=deadline,
             limit=limit,
-            should_stop=worker_is_stopping,
+            should_stop=should_stop,
         )
-        _windows.push(OpenWindow(deadline, consumer_id, consumer.stopping))
+
+    def _consume(self, consumer: Consumer) -> Counts:
+        """Let a consumer do its run, as the window that handlers see."""
+        _windows.push(OpenWindow(consumer.deadline, consumer.consumer_id, consumer.stopping))
         try:
             counts = consumer.run()
         finally:
@@ -411,7 +426,7 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
 _windows: Any = LocalStack()
 
 
-class _Signals:
+class RowSignals:
     """Tells Celery signals and the log what happens to the rows of a task."""
 
     def __init__(self, task: ClaimTask) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from celery_claim.claims.claim import Claim
 from celery_claim.claims.sql.statements import Statements
@@ -70,6 +70,11 @@ class Held:
         self._current: tuple[Any, ...] = ()
         self._started_at = 0.0
         self._paused_until = 0.0
+
+    @property
+    def name(self) -> str:
+        """The table, for the log."""
+        return self.statements.of.name
 
     @property
     def expires_at(self) -> float:
@@ -216,24 +221,41 @@ def _renewed(link: Link, statements: Statements, token: str, keys: Sequence[Any]
     return [key for key in keys if key not in ours]
 
 
+class Kept(Protocol):
+    """Something that is ours as long as it is renewed: the rows of a claim, or a run of a window."""
+
+    @property
+    def name(self) -> str:
+        """What it is, for the log."""
+
+    def due(self) -> float:
+        """time.monotonic() at which to look after it again."""
+
+    def keep(self, link: Link) -> None:
+        """Look after it; may raise ClaimErrors."""
+
+    def pause(self) -> None:
+        """The last try failed; the next is not at once."""
+
+
 class Renewer:
-    """The thread that keeps every claim of one process on one database."""
+    """The thread that keeps everything of one process on one database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._lock = threading.Lock()
-        self._held: set[Held] = set()
+        self._held: set[Kept] = set()
         self._thread: threading.Thread | None = None
 
-    def hold(self, held: Held) -> None:
-        """Keep these rows until `drop`."""
+    def hold(self, held: Kept) -> None:
+        """Keep it until `drop`."""
         with self._lock:
             self._held.add(held)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="celery_claim-renewer", daemon=True)
                 self._thread.start()
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: Kept) -> None:
         with self._lock:
             self._held.discard(held)
 
@@ -257,22 +279,22 @@ class Renewer:
             self._thread = None
             return True
 
-    def _due(self) -> list[Held]:
+    def _due(self) -> list[Kept]:
         now = time.monotonic()
         with self._lock:
             due = [(held.due(), held) for held in self._held]
         return [held for at, held in sorted(due, key=lambda each: each[0]) if at <= now]
 
-    def _keep(self, held: Held, link: Link) -> None:
+    def _keep(self, held: Kept, link: Link) -> None:
         try:
             # Tried twice: the first statement after a pause often finds that the server has closed the connection.
             persistently(lambda: held.keep(link), until=time.monotonic() + LOCK_WAIT_SECONDS)
         except ClaimError as error:
-            logger.warning("leases of %s could not be renewed: %s", held.statements.of.name, error)
+            logger.warning("leases of %s could not be renewed: %s", held.name, error)
             held.pause()
         except Exception:
             # Without this thread every row of the process would lose its lease.
-            logger.exception("the renewer of %s failed", held.statements.of.name)
+            logger.exception("the renewer of %s failed", held.name)
             held.pause()
 
 

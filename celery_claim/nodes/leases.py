@@ -56,10 +56,9 @@ def acquire(link: Link, tables: NodeTables, name: str, owner: str, *, ttl_ms: in
 def read(link: Link, tables: NodeTables, name: str) -> Lease | None:
     """Who holds a lease; None when nobody ever did."""
     lease = tables.lease
-    row = link.execute(
-        select(lease.c.owner, lease.c.epoch, lease.c.expires_at - epoch_milliseconds()).where(lease.c.name == name)
-    ).first()
-    return None if row is None else Lease(name, row[0], row[1], row[2])
+    left = (lease.c.expires_at - epoch_milliseconds()).label("left_ms")
+    row = link.execute(select(lease.c.owner, lease.c.epoch, left).where(lease.c.name == name)).mappings().first()
+    return None if row is None else Lease(name, **row)
 
 
 def release(link: Link, tables: NodeTables, name: str, owner: str) -> None:

@@ -138,7 +138,7 @@ class Consumer:
         self._worker_id = worker_id
         self._place = place or Place()
         self._pace = pace or Pace()
-        self._deadline = deadline
+        self.deadline = deadline
         self._limit = math.inf if limit is None else limit
         self._should_stop = should_stop
         self._report = Report(observer)
@@ -149,25 +149,35 @@ class Consumer:
         self._claims = self._lost_races = 0
         self._look_at_head = False
         self._breaker = Breaker(*options.failure_breaker) if options.failure_breaker else None
+        self._started_at = time.monotonic()
+        #: The run ended because there was nothing left to claim.
+        self.exhausted = False
 
     def run(self) -> Counts:
         """Work until no row is claimable, or the deadline, the limit, a stop or the breaker ends the run.
 
         Raises DatabaseUnavailable or StatementRefused when the table cannot be worked on; no row's status tells of it.
         """
-        started_at = time.monotonic()
         try:
             promote(self._link, self._statements, limit=PROMOTED_AT_START)
-            while self._may_claim() and self._drain_batch():
-                pass
+            while self._may_claim() and not self.exhausted:
+                self.exhausted = not self._drain_batch()
         finally:
             self._give_back_kept()
             self._link.close()
-        return self._report.counts(time.monotonic() - started_at)
+        return self.counts()
+
+    def counts(self) -> Counts:
+        """What the run has done so far."""
+        return self._report.counts(time.monotonic() - self._started_at)
+
+    @property
+    def consumer_id(self) -> int:
+        return self._place.consumer_id
 
     def stopping(self) -> bool:
         """Whether no further row may be started."""
-        return time.monotonic() >= self._deadline or self._should_stop()
+        return time.monotonic() >= self.deadline or self._should_stop()
 
     # ---- claim
 
@@ -222,13 +232,13 @@ class Consumer:
     def _race_lost(self) -> bool:
         """Whether to try again after a claim in which others were faster."""
         self._lost_races += 1
-        if self._lost_races >= LOST_RACES and not math.isinf(self._deadline):
+        if self._lost_races >= LOST_RACES and not math.isinf(self.deadline):
             return False
         time.sleep(full_jitter(min(self._lost_races, 5)))
         return True
 
     def _time_left(self) -> float:
-        return self._deadline - time.monotonic()
+        return self.deadline - time.monotonic()
 
     def _rows_left(self) -> float:
         return self._limit - self._report.claimed_rows

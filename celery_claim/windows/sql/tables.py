@@ -27,7 +27,8 @@ class WindowTables:
     def of(cls, prefix: str, schema: str | None) -> WindowTables:
         metadata = MetaData()
         nodes = NodeTables.of(prefix, schema, metadata)
-        return cls(_window(prefix, schema, metadata), _run(prefix, schema, metadata), _entry(prefix, schema, metadata), nodes)
+        window, run, entry = (make(prefix, schema, metadata) for make in (_window, _run, _entry))
+        return cls(window, run, entry, nodes)
 
     def __iter__(self) -> Iterator[Table]:
         return iter((*self.nodes, self.window, self.run, self.entry))
@@ -80,11 +81,12 @@ def _run(prefix: str, schema: str | None, metadata: MetaData) -> Table:
         Column("triggered_by", String(NAME_LENGTH)),
         #: Empty: whichever worker is free.
         Column("node", String(NAME_LENGTH), nullable=False, default="", server_default=""),
-        Column("consumer_id", Integer, nullable=False),
-        Column("ordinal", Integer, nullable=False),
-        #: How many runs this fire started, over all nodes.
-        Column("consumers", Integer, nullable=False),
-        Column("attempt", Integer, nullable=False),
+        #: Null, as the next three, in a row that tells of slots without a run.
+        Column("consumer_id", Integer),
+        Column("ordinal", Integer),
+        #: How many places the fire had, over all nodes.
+        Column("consumers", Integer),
+        Column("attempt", Integer),
         Column("state", String(10), nullable=False),
         Column("token", String(32)),
         Column("boot_id", String(32)),
@@ -99,7 +101,7 @@ def _run(prefix: str, schema: str | None, metadata: MetaData) -> Table:
         *(Column(count, Integer) for count in COUNTS),
         Column("error", Text),
         Column("pid", Integer),
-        Column("task_id", String(255)),
+        Column("task_id", String(500)),
         schema=schema,
         **OPTIONS,
     )
