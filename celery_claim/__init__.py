@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from celery_claim.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from celery_claim.app import setup
     from celery_claim.claims.check import Finding
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from celery_claim.schedules import window
     from celery_claim.states import Status
     from celery_claim.tasks import ClaimTask
-
-__version__ = "0.1.0"
 
 #: Imported when first asked for: every `celery` command imports this package, and few of them need SQLAlchemy.
 _HOMES = {

@@ -23,7 +23,8 @@ class Standing:
         self.superseded = False
         self.broker_id: str | None = None
         self.queues: tuple[str, ...] = ()
-        self.success = self.fail = 0
+        #: Tasks since the start: begun, failed, and ended as neither success nor failure, such as a retry.
+        self.accepted = self.fail = self.undecided = 0
         self.changed = threading.Event()
         #: Stops consuming the node's own queue; set when it is consumed.
         self.leave_queue: Callable[[], object] = bool

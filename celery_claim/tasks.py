@@ -126,15 +126,17 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
     def __call__(self, *arguments: Any, claim: Mapping[str, Any] | None = None, **named: Any) -> Any:
         """With arguments the user's function; without, one drain: a Counts, or its dict as a worker's result.
 
-        `claim` comes with the messages of windows: the run to take.
+        `claim` comes with the messages of windows: the run to take. One without a window asks for a single drain.
         """
-        if claim is not None:
+        if claim is not None and "window" in claim:
             from celery_claim.running import run_window
 
             return run_window(self, claim)
-        if arguments or named:
+        if claim is None and (arguments or named):
             return self.run(*arguments, **named)
-        return self.drain() if self.request.called_directly or self.request.is_eager else self._work()
+        if claim is None and (self.request.called_directly or self.request.is_eager):
+            return self.drain()
+        return self._work(claim or {})
 
     def retry(self, *arguments: Any, **options: Any) -> Any:
         """Run the row again later; Celery's own would publish the whole run again."""
@@ -299,13 +301,20 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
 
     # ---- the run
 
-    def _work(self) -> dict[str, Any]:
+    def _work(self, claim: Mapping[str, Any]) -> dict[str, Any]:
         """One drain in a worker. A table that cannot be worked on is logged now and then, and is the task's result."""
         from celery_claim.exceptions import ClaimError
+        from celery_claim.rows.consume import Place
 
-        outage = self._outage()
+        outage, seconds = self._outage(), claim.get("max_run_time")
+        number = claim.get("consumer_id", 0)
+        consumer = self._consumer(
+            in_worker=True,
+            deadline=math.inf if seconds is None else time.monotonic() + seconds,
+            place=Place(number, claim.get("ordinal", number), claim.get("consumers", 1)),
+        )
         try:
-            counts = self._drain(in_worker=True)
+            counts = self._consume(consumer)
         except ClaimError as error:
             outage.failed(error)
             return {"error": str(error)}

@@ -13,13 +13,13 @@ from typing import Any
 from celery import bootsteps
 from celery.signals import worker_shutting_down
 
-from celery_claim import __version__
 from celery_claim.app import claim_tasks, own_tables, state_of
 from celery_claim.exceptions import ClaimError
 from celery_claim.nodes.registry import Identity, Vitals
 from celery_claim.outages import Outage
 from celery_claim.schedules import FIRE_QUEUE
 from celery_claim.standing import Standing, standing_of
+from celery_claim.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -211,16 +211,17 @@ class Heart(threading.Thread):
         from celery.worker import state as worker_state
 
         pool = getattr(self._worker, "pool", None)
+        standing, running = self._standing, len(worker_state.active_requests)
         return Vitals(
-            accepting=self._standing.accepting,
+            accepting=standing.accepting,
             pool_size=getattr(pool, "num_processes", None) or self._worker.concurrency or 1,
             max_running=self._worker.concurrency or 1,
-            running=len(worker_state.active_requests),
-            success=self._standing.success,
-            fail=self._standing.fail,
+            running=running,
+            success=max(0, standing.accepted - running - standing.fail - standing.undecided),
+            fail=standing.fail,
             version=__version__,
-            broker_id=self._standing.broker_id,
-            queues=self._standing.queues,
+            broker_id=standing.broker_id,
+            queues=standing.queues,
         )
 
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import delete, insert, select, update
-
 from celery_claim.database import Link
-from celery_claim.dialects import epoch_milliseconds
 from celery_claim.exceptions import ValueRefused
+from celery_claim.nodes.sql.statements import statements_of
 from celery_claim.nodes.sql.tables import NAME_LENGTH, NodeTables
 
 
@@ -70,66 +67,49 @@ def queue_of(node: str) -> str:
     return f"claim.{node}"
 
 
-def enter(link: Link, tables: NodeTables, node: Identity, vitals: Vitals) -> bool:
-    """Enter the register, also where an earlier start stands; returns whether that one still seemed to live.
+def enter(link: Link, tables: NodeTables, node: Identity, vitals: Vitals) -> None:
+    """Enter the register, also where an earlier start of this name stands.
 
     Crash after it: the row stays, and its heartbeat grows old.
     """
-    table = tables.node
-    row = {
-        "boot_id": node.boot_id,
-        "role": node.role and node.role[:NAME_LENGTH],
-        "pid": os.getpid(),
-        "started_at": epoch_milliseconds(),
-        "heartbeat_at": epoch_milliseconds(),
-        **vitals.columns,
-    }
-    before = link.execute(
-        select(table.c.boot_id, (epoch_milliseconds() - table.c.heartbeat_at).label("silent")).where(
-            table.c.node == node.name
-        )
-    ).first()
-    if before is None:
+    statements = statements_of(tables)
+    role = node.role and node.role[:NAME_LENGTH]
+    columns = {"boot_id": node.boot_id, "role": role, "pid": os.getpid(), **vitals.columns}
+    if link.execute(statements.boot_of, {"node_name": node.name}).first() is None:
         try:
-            link.execute(insert(table).values(node=node.name, **row))
-            return False
+            link.execute(statements.enter(node=node.name, **columns))
+            return
         except ValueRefused:  # another start of the same name, in the same moment
             pass
-    link.execute(update(table).values(**row).where(table.c.node == node.name))
-    return before is None or before.boot_id != node.boot_id
+    link.execute(statements.take_over(**columns), {"node_name": node.name})
 
 
 def beat(link: Link, tables: NodeTables, node: Identity, vitals: Vitals) -> bool:
     """Tell that we live; False when another start has taken our name."""
-    table = tables.node
-    values = {**vitals.columns, "heartbeat_at": epoch_milliseconds()}
-    ours = (table.c.node == node.name, table.c.boot_id == node.boot_id)
-    if link.execute(update(table).values(**values).where(*ours)).rowcount:
+    statements = statements_of(tables)
+    ours = {"node_name": node.name, "boot": node.boot_id}
+    if link.execute(statements.beat(**vitals.columns), ours).rowcount:
         return True
-    owner = link.execute(select(table.c.boot_id).where(table.c.node == node.name)).scalar()
+    owner = link.execute(statements.boot_of, {"node_name": node.name}).scalar()
     if owner is None:  # somebody forgot a node that lives
-        with suppress(ValueRefused):
-            enter(link, tables, node, vitals)
+        enter(link, tables, node, vitals)
     return owner in (None, node.boot_id)
 
 
 def leave(link: Link, tables: NodeTables, node: Identity) -> None:
     """Leave the register, unless a later start stands there."""
-    table = tables.node
-    link.execute(delete(table).where(table.c.node == node.name, table.c.boot_id == node.boot_id))
+    link.execute(statements_of(tables).leave, {"node_name": node.name, "boot": node.boot_id})
 
 
 def forget_silent(link: Link, tables: NodeTables, *, silent_ms: int) -> list[str]:
     """Take out nodes that have not been heard of for so long; returns their names."""
-    table = tables.node
-    gone = table.c.heartbeat_at < epoch_milliseconds() - silent_ms
-    names = list(link.execute(select(table.c.node).where(gone)).scalars())
-    return [name for name in names if link.execute(delete(table).where(table.c.node == name, gone)).rowcount]
+    statements = statements_of(tables)
+    names = link.execute(statements.silent, {"silent_ms": silent_ms}).scalars().all()
+    gone = ((name, {"node_name": name, "silent_ms": silent_ms}) for name in names)
+    return [name for name, values in gone if link.execute(statements.forget, values).rowcount]
 
 
 def nodes(link: Link, tables: NodeTables, *, timeout_ms: int) -> list[dict[str, Any]]:
     """Every node of the register as a row of its table, with `alive` and `silent_ms`, by name."""
-    table = tables.node
-    silent = (epoch_milliseconds() - table.c.heartbeat_at).label("silent_ms")
-    rows = link.execute(select(table, silent).order_by(table.c.node)).mappings()
+    rows = link.execute(statements_of(tables).all_nodes).mappings()
     return [{**row, "alive": row["silent_ms"] < timeout_ms} for row in rows]

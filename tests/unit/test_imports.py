@@ -21,6 +21,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "app",
         "checking",
+        "dispatch",
+        "running",
+        "standing",
         "tasks",
         "beat",
         "schedules",

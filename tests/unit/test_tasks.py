@@ -12,9 +12,10 @@ from celery.contrib.testing.worker import start_worker
 from sqlalchemy import BigInteger, create_engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from celery_claim import Claimable, ClaimTask, Counts, Retry, setup
+from celery_claim import Claimable, ClaimTask, Counts, Retry, setup, window
 from celery_claim.app import claim_tasks, state_of
 from celery_claim.exceptions import ConfigurationError
+from celery_claim.rows.consume import Place
 
 
 class Base(DeclarativeBase):
@@ -289,7 +290,7 @@ def test_arming_twice_is_harmless(app, send_mail):
     app.finalize()
 
     steps = [step for step in app.steps["worker"] if step.__module__.startswith("celery_claim")]
-    assert len(steps) == len(set(steps)) == 2
+    assert len(steps) == len(set(steps)) == 3
 
 
 def test_the_tasks_of_an_app_are_found(app, send_mail):
@@ -310,8 +311,9 @@ def test_a_window_message_for_an_unknown_task_says_so(app, send_mail):
 
 def test_a_disabled_window_sends_nothing(app, send_mail):
     app.finalize()
+    entry = window(send_mail, frequency=5, enabled=False, name="w")
 
-    assert app.tasks["celery_claim.fire"].run({"enabled": False}) == 0
+    assert app.tasks["celery_claim.fire"].run(**entry["kwargs"]) == "paused"
 
 
 def test_two_runs_in_one_process_do_not_share_their_window(app):
@@ -323,10 +325,10 @@ def test_two_runs_in_one_process_do_not_share_their_window(app):
         both.wait()
         windows.append(self.window.consumer_id)
 
-    runs = [
-        threading.Thread(target=lambda n=n: send_mail._drain(**{**send_mail._window({"consumer_id": n}), "limit": 1}))
-        for n in (5, 6)
-    ]
+    def drain_as(number):
+        send_mail._consume(send_mail._consumer(in_worker=True, limit=1, place=Place(consumer_id=number)))
+
+    runs = [threading.Thread(target=drain_as, args=(number,)) for number in (5, 6)]
     _ = send_mail.claims
     for run in runs:
         run.start()

@@ -290,6 +290,18 @@ class WindowStatements:
             )
         )
 
+    # ---- history
+
+    def history(self, limit: int, *, since_ms: int | None = None, **wanted: Any) -> Select[Any]:
+        """Runs, newest first; `wanted`: column -> its value, or a list of them; None: any."""
+        run = self._run.c
+        query = select(self._run).order_by(run.id.desc()).limit(limit)
+        for name, value in wanted.items():
+            if value is not None:
+                column = run[name]
+                query = query.where(column == value if isinstance(value, (str, int)) else column.in_(value))
+        return query if since_ms is None else query.where(run.created_at >= self._now - since_ms)
+
     # ---- maintain
 
     @cached_property
