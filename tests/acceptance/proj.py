@@ -73,8 +73,8 @@ def work(row: Job) -> None:
     note("end", **about)
 
 
-if "frequency" in setting("WINDOW"):
-    app.conf.beat_schedule = {"work": window(work, **setting("WINDOW"))}
+WINDOWS = {"work": setting("WINDOW")} if setting("WINDOW") else setting("WINDOWS")
+app.conf.beat_schedule = {name: window(work, **options) for name, options in WINDOWS.items()}
 
 
 def _claimed(keys: list[Any], **_: Any) -> None:

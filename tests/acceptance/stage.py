@@ -17,6 +17,9 @@ from celery import Celery
 from sqlalchemy import Engine, Row, event, func, insert, select
 
 from celery_claim import Status
+from celery_claim import window as declare
+from celery_claim.dispatch import Dispatcher
+from celery_claim.windows.window import Definition
 from tests.acceptance import proj
 from tests.conftest import Database
 from tests.processes import REPOSITORY, CeleryProcess, CeleryProcesses, eventually
@@ -30,7 +33,8 @@ class Stage:
 
     def __init__(
         self, database: Database, broker: str, processes: CeleryProcesses, folder: Path, *,
-        url: str | None = None, window: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None,
+        url: str | None = None, window: Mapping[str, Any] | None = None,
+        windows: Mapping[str, Mapping[str, Any]] | None = None, settings: Mapping[str, Any] | None = None,
         death: Mapping[str, str] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         """`options` are those of the task; `url` leads to the database by another way, such as a proxy."""
@@ -44,16 +48,29 @@ class Stage:
             "PROJ_LOG": str(self.log_path),
             "PROJ_OPTIONS": json.dumps(options),
             "PROJ_WINDOW": json.dumps(window or {}),
+            "PROJ_WINDOWS": json.dumps(windows or {}),
             "PROJ_SETTINGS": json.dumps(settings or {}),
             "PROJ_DEATH": json.dumps(death or {}),
         }
+        self._declared = {"work": window} if window else dict(windows or {})
         self.engine: Engine = database.engine()
         if database.name == "sqlite":
             # The test's own writes wait for the workers', as any program's on SQLite must.
             event.listen(self.engine, "connect", lambda connection, _: connection.execute("PRAGMA busy_timeout=20000"))
         proj.Base.metadata.create_all(self.engine)
         self._sender = Celery("sender", broker=broker, set_as_current=False)
+        self._sender.conf.update(claim_database_url=database.url, **(settings or {}))
         self._workers = 0
+
+    @property
+    def windows(self) -> Dispatcher:
+        """The windows of the program, as another process of the same app sees them."""
+        return Dispatcher.of(self._sender)
+
+    def declared(self) -> dict[str, Definition]:
+        """The windows of the program."""
+        entries = {name: declare("proj.work", name=name, **options) for name, options in self._declared.items()}
+        return {name: Definition.from_entry(name, entry["kwargs"]["window"]) for name, entry in entries.items()}
 
     # ---- processes
 
@@ -66,8 +83,8 @@ class Stage:
         alone = ("--without-mingle", "--without-gossip")
         return self.processes.worker(PROGRAM, *name, *alone, *arguments, env=environment, **options)
 
-    def beat(self) -> CeleryProcess:
-        return self.processes.beat(PROGRAM, env=self.environment)
+    def beat(self, *arguments: str, env: Mapping[str, str] | None = None) -> CeleryProcess:
+        return self.processes.beat(PROGRAM, *arguments, env={**self.environment, **(env or {})})
 
     def command(self, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """`celery -A proj ...`, run to its end."""
