@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery_claim.app import database_for, own_tables, state_of
 from celery_claim.exceptions import ClaimError, ConfigurationError
-from celery_claim.nodes import registry
+from celery_claim.nodes import identity, leases, registry
+from celery_claim.nodes.sql.create import create_tables, record_version
 from celery_claim.outages import Outage
 from celery_claim.schedules import window_in
 from celery_claim.windows import adjust, history, maintain
@@ -111,6 +112,19 @@ class Dispatcher:
         with self._linked() as link:
             tables = own_tables(self.app).nodes
             return registry.nodes(link, tables, timeout_ms=round(self.settings.node_timeout * 1000))
+
+    def main_node(self) -> str | None:
+        """The node that runs of run_type main go to; None when there is none."""
+        if self.settings.main_node is not None:
+            return self.settings.main_node
+        with self._linked() as link:
+            lease = leases.read(link, own_tables(self.app).nodes, "main")
+        return lease.owner if lease is not None and lease.left_ms > 0 else None
+
+    @property
+    def broker_error(self) -> str | None:
+        """Why the last runs were not sent; None when they were."""
+        return self._outage.error
 
     def history(self, **filters: Any) -> list[dict[str, Any]]:
         """Runs, newest first; `filters` as in windows.history.runs."""
@@ -288,7 +302,7 @@ class Dispatcher:
                 # Where queues expire it is gone already; a broker that cannot be reached keeps an empty one.
                 channel: Any = connection.default_channel
                 for name in names:
-                    channel.queue_delete(registry.queue_of(name))
+                    channel.queue_delete(identity.queue_of(name))
         return names
 
     # ---- what it stands on
@@ -317,13 +331,16 @@ class Dispatcher:
         state_of(self.app).once("own tables", self._prepare)
 
     def _prepare(self) -> bool:
-        from celery_claim.nodes.sql.create import create_tables, record_version
-
         if self.settings.create_tables:
-            tables = own_tables(self.app)
-            create_tables(self.database, tables)
-            record_version(self.database, tables.nodes.version)
+            self.create_tables()
         return True
+
+    def create_tables(self) -> list[str]:
+        """Make celery_claim's own tables that do not exist; returns their names."""
+        tables = own_tables(self.app)
+        made = create_tables(self.database, tables)
+        record_version(self.database, tables.nodes.version)
+        return made
 
     def _queue_of(self, window: Window) -> str | None:
         if window.task not in self._routes:
@@ -378,7 +395,7 @@ def node_queue(app: Celery, node: str) -> Queue:
     """
     from kombu import Exchange, Queue
 
-    name = registry.queue_of(node)
+    name = identity.queue_of(node)
     seconds = NODE_QUEUE_TIMEOUTS * state_of(app).settings.node_timeout
     return Queue(name, Exchange("", type="direct"), routing_key=name, expires=seconds, durable=True, auto_delete=False)
 

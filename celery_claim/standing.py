@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from celery_claim.app import state_of
-from celery_claim.nodes.registry import Identity
+from celery_claim.nodes.identity import Identity
 
 if TYPE_CHECKING:
     from celery import Celery

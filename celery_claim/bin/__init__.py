@@ -6,24 +6,34 @@ Every `celery` command imports this module: it may cost nothing but click.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 import click
 
-#: Exit codes, as in sysexits.h.
-FAILED, USAGE, UNAVAILABLE = 1, 64, 69
+#: Exit codes, as in sysexits.h. 75 (EX_TEMPFAIL): somebody else was faster, or is at it; try later.
+FAILED, USAGE, UNAVAILABLE, LOST_RACE = 1, 64, 69, 75
 
 #: Command -> the module of its group, imported when it is run or listed.
 _COMMANDS = {
     "cancel": "rows",
     "check": "check",
+    "concurrency": "windows",
     "failed": "rows",
     "initdb": "initdb",
+    "log": "runs",
+    "nodes": "nodes",
+    "pause": "windows",
+    "prune": "runs",
     "recover": "rows",
     "release": "rows",
+    "resume": "windows",
     "retry": "rows",
+    "show": "windows",
     "sql": "sql",
     "status": "status",
+    "trigger": "windows",
+    "windows": "windows",
 }
 
 
@@ -78,4 +88,26 @@ class ClaimGroup(click.Group):
 
 @click.group(cls=ClaimGroup)
 def claim() -> None:
-    """Look at and act on tables whose rows are the queue."""
+    """Look at and act on tables whose rows are the queue, and the windows that work on them."""
+
+
+def add_worker_option(worker: click.Command) -> None:
+    """`celery worker --claim-role ROLE`.
+
+    Options that are added when a task is bound to its app come too late: the command line has been read by then.
+    """
+    if all(each.name != "claim_role" for each in worker.params):
+        text = "Role of this node; one of the nodes with the role main is the main node of windows."
+        worker.params.append(click.Option(["--claim-role"], metavar="ROLE", help=text))
+
+
+def _extend_celery() -> None:
+    # Celery has imported these when it loads its plugins; other programs that import this module have no use for them.
+    if "celery.bin.worker" in sys.modules:
+        add_worker_option(sys.modules["celery.bin.worker"].worker)
+    if "celery.worker.control" in sys.modules:
+        # `celery inspect` looks up a command's name in its own process, where a lazy app may not be armed yet.
+        importlib.import_module("celery_claim.control")
+
+
+_extend_celery()

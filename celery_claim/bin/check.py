@@ -8,28 +8,32 @@ import click
 
 from celery_claim.bin import FAILED, UNAVAILABLE
 from celery_claim.bin.tasks import as_json, print_json, tasks_of
+from celery_claim.checking import check_windows
 
 
-@click.command("check", short_help="What is wrong with tables, server and options.")
+@click.command("check", short_help="What is wrong with tables, server, options and windows.")
 @click.argument("task", nargs=-1)
 @click.option("--allow-warnings", is_flag=True, help="Exit 0 when there are warnings but no errors.")
 @as_json
 @click.pass_context
 def check_command(ctx: click.Context, task: tuple[str, ...], allow_warnings: bool, as_json: bool) -> None:
-    """Say what is wrong with tables, indexes, server and options, and what mends it.
+    """Say what is wrong with tables, indexes, server, options and windows, and what mends it.
 
     Exits 0 when nothing is, 69 when a database cannot be asked, else 1. Workers do the same when they start: with an
     error they do not.
     """
-    found = [(each, finding) for each in tasks_of(ctx, task) for finding in each.check()]
+    found = [(each.name, finding) for each in tasks_of(ctx, task) for finding in each.check()]
+    if not task:
+        found += [("windows", finding) for finding in check_windows(ctx.obj.app, deployed=True)]
     if as_json:
-        print_json([{"task": each.name, **asdict(finding)} for each, finding in found])
+        print_json([{"task": name, **asdict(finding)} for name, finding in found])
     elif not found:
         click.echo("All is well.")
     else:
-        for each, finding in found:
+        for name, finding in found:
             click.secho(f"{finding.level}: ", fg="red" if finding.level == "error" else "yellow", bold=True, nl=False)
-            click.echo(f"{each.name}: table {finding.table}: {finding.message} [{finding.code}]")
+            where = finding.table if name == "windows" else f"table {finding.table}"
+            click.echo(f"{name}: {where}: {finding.message} [{finding.code}]")
             if finding.remedy:
                 click.echo(f"    {finding.remedy}")
     if any(finding.code in ("database-down", "access-denied") for _, finding in found):

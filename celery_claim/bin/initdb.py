@@ -16,15 +16,15 @@ from celery_claim.exceptions import ClaimError, DatabaseUnavailable
 @click.pass_context
 def initdb_command(ctx: click.Context, models: bool, as_json: bool) -> None:
     """Make celery_claim's own tables; harmless when they exist. No existing table is ever changed."""
-    from celery_claim.app import database_for, state_of
-    from celery_claim.claims.sql.create import create_missing, create_version_table
+    from celery_claim.app import state_of
+    from celery_claim.claims.sql.create import create_missing
+    from celery_claim.dispatch import Dispatcher
 
     settings = state_of(ctx.obj.app).settings
     made: list[str] = []
     tasks = tasks_of(ctx)
     if settings.database_url is not None:
-        database = database_for(ctx.obj.app, "celery_claim")
-        made += create_version_table(database, settings.table_prefix, settings.table_schema)
+        made += Dispatcher.of(ctx.obj.app).create_tables()
     missing = []
     for task in tasks:
         try:

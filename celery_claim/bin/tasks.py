@@ -1,14 +1,16 @@
-"""Which tasks a command is about, and how its answer is shown."""
+"""Which tasks or windows a command is about, and how its answer is shown."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import click
 
-from celery_claim.app import claim_tasks
+from celery_claim.app import claim_tasks, state_of
+from celery_claim.dispatch import Dispatcher
 from celery_claim.exceptions import did_you_mean
 from celery_claim.tasks import ClaimTask
 
@@ -37,6 +39,34 @@ def _named(name: str, known: Mapping[str, ClaimTask]) -> ClaimTask:
     if matching:
         raise click.UsageError(f"more than one task is called {name!r}: {', '.join(str(t.name) for t in matching)}")
     raise click.UsageError(f"no ClaimTask is called {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}")
+
+
+def dispatcher_of(ctx: click.Context) -> Dispatcher:
+    """The windows of the app."""
+    app = ctx.obj.app
+    app.loader.import_default_modules()
+    app.finalize()
+    if state_of(app).settings.database_url is None:
+        raise click.UsageError(
+            "claim_database_url is not set, and windows are kept there; is it the right app (celery -A proj claim ...)?"
+        )
+    return Dispatcher.of(app)
+
+
+def window_name(dispatcher: Dispatcher, name: str) -> str:
+    """The name, if a window is called so. Raises UsageError with the closest one that is."""
+    known = dispatcher.declared().keys() | dispatcher.look().windows.keys()
+    if name not in known:
+        listed = f" Known: {', '.join(sorted(known))}" if known else " beat_schedule declares none"
+        raise click.UsageError(f"no window is called {name!r}.{did_you_mean(name, known)}{listed}")
+    return name
+
+
+def instant(milliseconds: int | None) -> str:
+    """A time by the database's clock, in UTC."""
+    if milliseconds is None:
+        return ""
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def keys_of(task: ClaimTask, written: Iterable[str]) -> list[Any]:

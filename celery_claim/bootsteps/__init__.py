@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import celery
+from celery.signals import worker_init
 
 from celery_claim.bootsteps.check import EXIT_CONFIGURATION, CheckStep
 from celery_claim.bootsteps.fire import FireTask
@@ -13,6 +14,12 @@ from celery_claim.bootsteps.node import NodeQueueStep, NodeStep
 from celery_claim.schedules import FIRE_TASK
 
 __all__ = ["EXIT_CONFIGURATION", "arm"]
+
+
+@worker_init.connect(weak=False)
+def _answer_inspect(**_: Any) -> None:
+    """Workers know `celery inspect claim_windows`; for the command line, celery_claim.bin does the same."""
+    import celery_claim.control  # noqa: F401
 
 
 def arm(app: celery.Celery) -> None:

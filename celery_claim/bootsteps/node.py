@@ -15,7 +15,7 @@ from celery.signals import worker_shutting_down
 
 from celery_claim.app import claim_tasks, own_tables, state_of
 from celery_claim.exceptions import ClaimError
-from celery_claim.nodes.registry import Identity, Vitals
+from celery_claim.nodes.identity import Identity, Vitals
 from celery_claim.outages import Outage
 from celery_claim.schedules import FIRE_QUEUE
 from celery_claim.standing import Standing, standing_of
