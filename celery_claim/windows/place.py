@@ -120,9 +120,9 @@ class Field:
             if self.main not in {node.name for node in able}:
                 return f"the main node {self.main} does not take runs"
             return [self.main]
-        # Round robin among the least loaded: the number of the fire says who is first.
-        turn = {node.name: (number - window.fire_seq) % len(able) for number, node in enumerate(able)}
-        return [min(able, key=lambda node: (self._load_of(node), turn[node.name])).name]
+        least = min(map(self._load_of, able))
+        idle = [node for node in able if self._load_of(node) == least]
+        return [idle[window.fire_seq % len(idle)].name]
 
     def _load_of(self, node: Node) -> int:
         # A node tells of its tasks only now and then; the table of runs knows of those that were just sent to it.
