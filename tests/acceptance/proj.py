@@ -34,6 +34,10 @@ app = Celery("proj", broker=os.environ.get("PROJ_BROKER", "memory://"), set_as_c
 app.conf.update(
     claim_database_url=os.environ.get("PROJ_DATABASE"),
     claim_maintenance_interval=0.5,
+    # A fleet that notices a death before the shortest lease of these tests is over.
+    claim_node_heartbeat=0.5,
+    claim_node_timeout=2.5,
+    claim_accept_timeout=1.0,
     broker_connection_retry_on_startup=True,
     worker_hijack_root_logger=True,
 )
