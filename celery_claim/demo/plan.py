@@ -10,6 +10,9 @@ from typing import Any
 #: Every table of the demo begins with this, celery_claim's own ones included, so that all of them can be dropped.
 TABLE_PREFIX = "celery_claim_demo_"
 
+#: The key of the window in beat_schedule.
+WINDOW = "hash-files"
+
 #: Carries the plan to the processes. The environment is not shown by `ps`, as arguments would be: URLs hold passwords.
 VARIABLE = "CELERY_CLAIM_DEMO_PLAN"
 

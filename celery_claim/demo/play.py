@@ -32,6 +32,7 @@ from celery_claim.demo.serve import (
     private_keys,
     private_valkey,
 )
+from celery_claim.demo.steer import Steering
 from celery_claim.demo.tables import File, connect
 from celery_claim.demo.watch import Watch
 
@@ -134,6 +135,8 @@ def _serve(options: Options, folder: Path, stack: ExitStack) -> tuple[Plan, str]
         transport_options=transport_options,
         consumers=options.consumers,
         workers=options.workers,
+        # A broker without a server is looked at once a second, and a slot must be long enough for that.
+        frequency=2.0 if options.broker or options.redis else 4.0,
     )
     return plan, f"{_shown(database, own=options.database is None)} and {name}"
 
@@ -170,6 +173,7 @@ def _work(engine: Engine, plan: Plan, fleet: Fleet, watch: Watch, *, kill: bool)
     back_after: float | None = None
     began: float | None = None
     snapshot, changed = Snapshot(), time.monotonic()
+    steering = Steering(plan, watch.say)
     while True:
         looked = time.monotonic()
         latest = look(engine)
@@ -177,7 +181,7 @@ def _work(engine: Engine, plan: Plan, fleet: Fleet, watch: Watch, *, kill: bool)
             snapshot, changed = latest, looked
         if began is None and snapshot.handled:
             began = looked
-            watch.say("the first window has opened, rows are being claimed")
+        steering.act(snapshot)
         watch.show(snapshot)
         if kill and killed is None and snapshot.ended * 2 >= snapshot.total:
             # A worker with a full batch shows more; towards the end any worker with a row will do.
@@ -195,7 +199,7 @@ def _work(engine: Engine, plan: Plan, fleet: Fleet, watch: Watch, *, kill: bool)
             raise DemoError(f"nothing has changed for {STALL:.0f} s; the workers' last words:\n{_last_words(fleet)}")
         time.sleep(max(INTERVAL, 9 * (time.monotonic() - looked)))
     ended = time.monotonic()
-    watch.say("every row has ended")
+    watch.say(f"every row has ended, after {steering.fires()} fires of the window")
     return killed, Pace(snapshot.total, ended - (began or ended), back_after)
 
 

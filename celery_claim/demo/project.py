@@ -9,7 +9,7 @@ from sqlalchemy import Engine, insert
 
 from celery_claim import ClaimTask, window
 from celery_claim.demo.measure import measure
-from celery_claim.demo.plan import TABLE_PREFIX, Plan
+from celery_claim.demo.plan import TABLE_PREFIX, WINDOW, Plan
 from celery_claim.demo.tables import File, Handling, connect
 
 plan = Plan.from_environment()
@@ -18,6 +18,9 @@ app = Celery("celery_claim_demo", broker=plan.broker)
 app.conf.claim_database_url = plan.database
 app.conf.claim_table_prefix = TABLE_PREFIX
 app.conf.claim_maintenance_interval = 1.0
+# The numbers of the killed worker's consumers are free again while one watches.
+app.conf.claim_node_heartbeat = 1.0
+app.conf.claim_node_timeout = 4.0
 app.conf.task_default_queue = plan.queue
 app.conf.broker_transport_options = plan.transport_options
 app.conf.broker_connection_retry_on_startup = True
@@ -52,10 +55,12 @@ def hash_file(row: File) -> None:
 
 
 app.conf.beat_schedule = {
-    "hash-files": window(
+    WINDOW: window(
         hash_file,
         frequency=plan.frequency,
         max_run_time=plan.frequency / 2,
         concurrency=plan.consumers,
+        # Wherever a worker has a free process: both are to be seen at work.
+        run_type="any",
     ),
 }

@@ -103,7 +103,8 @@ class Fleet:
 
     def start(self) -> None:
         """Start all of them; they need a second or two until the first window opens."""
-        processes = -(-self._plan.consumers // self._plan.workers)
+        # Room for the consumers that come on top half way.
+        processes = -(-2 * self._plan.consumers // self._plan.workers)
         for number in range(1, self._plan.workers + 1):
             # The name is the node part of worker_id, by which the demo finds the rows that a worker holds.
             name = f"demo{number}@local"
@@ -119,8 +120,7 @@ class Fleet:
                 "INFO",
             ]
             self.workers.append(self._celery(name, [*arguments, "--without-gossip", "--without-mingle"]))
-        schedule = str(self._folder / "beat-schedule")
-        self.beat = self._celery("beat", ["beat", "-s", schedule, "--pidfile=", "-l", "INFO"])
+        self.beat = self._celery("beat", ["beat", "-S", "claim", "--pidfile=", "-l", "INFO"])
 
     def check(self) -> None:
         """Raises DemoError when a process ended that should be running."""
