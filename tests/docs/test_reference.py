@@ -15,7 +15,7 @@ import pytest
 
 import celery_claim
 from celery_claim import ClaimTask, Status, exceptions, signals
-from celery_claim.bin import _COMMANDS, FAILED, UNAVAILABLE, USAGE
+from celery_claim.bin import _COMMANDS, FAILED, LOST_RACE, UNAVAILABLE, USAGE
 from celery_claim.bootsteps import EXIT_CONFIGURATION
 from celery_claim.claims.sql.columns import ROLES
 from celery_claim.options import _EXPECTED
@@ -109,14 +109,15 @@ def test_every_exit_code_is_listed() -> None:
     page = (REFERENCE / "cli.md").read_text()
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
 
-    assert listed == {0, FAILED, 2, USAGE, UNAVAILABLE, EXIT_CONFIGURATION}
+    assert listed == {0, FAILED, 2, USAGE, UNAVAILABLE, LOST_RACE, EXIT_CONFIGURATION}
 
 
 def test_every_finding_of_check_is_listed_with_its_level() -> None:
-    source = (REPOSITORY / "celery_claim" / "claims" / "check.py").read_text()
+    sources = [REPOSITORY / "celery_claim" / "claims" / "check.py", REPOSITORY / "celery_claim" / "checking.py"]
     found = {
         (call.args[1].value, call.args[0].value)
-        for call in ast.walk(ast.parse(source))
+        for source in sources
+        for call in ast.walk(ast.parse(source.read_text()))
         if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Finding"
         for first, second in [call.args[:2]]
         if isinstance(first, ast.Constant) and isinstance(second, ast.Constant)
