@@ -63,6 +63,8 @@ _ERRORS: Mapping[Fault, type[Exception]] = {
 #: the garbage collector do it, would say goodbye to the server on the parent's socket.
 _inherited: list[object] = []
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()
+#: Where a connection carries how long it waits for locks.
+_LOCK_WAIT = "celery_claim_lock_wait"
 
 
 class Database:
@@ -248,7 +250,10 @@ class Link:
     def connection(self) -> Connection:
         if self._connection is None:
             connection = self.database.engine.connect()
-            connection.execute(text(self.dialect.lock_wait(self._lock_wait_seconds)))
+            # What a connection of the pool was set to stays with it, so short links need not say it again.
+            if connection.info.get(_LOCK_WAIT) != self._lock_wait_seconds:
+                connection.execute(text(self.dialect.lock_wait(self._lock_wait_seconds)))
+                connection.info[_LOCK_WAIT] = self._lock_wait_seconds
             self._connection = connection
         return self._connection
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from celery import bootsteps
 
 from celery_claim.app import claim_tasks, own_tables, state_of
+from celery_claim.bootsteps.check import CheckStep
 from celery_claim.exceptions import ClaimError, DatabaseUnavailable
 from celery_claim.outages import Outage
 from celery_claim.standing import identity_of
@@ -38,7 +39,7 @@ class MaintenanceStep(bootsteps.StartStopStep):
     """Maintenance in every worker: it needs no beat and no message, and it cannot be forgotten."""
 
     name = "claim-maintenance"
-    requires = ("celery.worker.components:Pool",)
+    requires = (CheckStep, "celery.worker.components:Pool")
 
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)

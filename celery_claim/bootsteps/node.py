@@ -14,6 +14,7 @@ from celery import bootsteps
 from celery.signals import worker_shutting_down
 
 from celery_claim.app import claim_tasks, own_tables, state_of
+from celery_claim.bootsteps.check import CheckStep
 from celery_claim.exceptions import ClaimError
 from celery_claim.nodes.identity import Identity, Vitals
 from celery_claim.outages import Outage
@@ -35,8 +36,9 @@ class NodeStep(bootsteps.StartStopStep):
     """Enters the register, tells that it lives, and leaves; runs once, whatever becomes of the broker connection."""
 
     name = "claim-node"
-    # After the pool: its processes are forked before there is a thread.
-    requires = ("celery.worker.components:Pool",)
+    # After the check, which refuses what cannot work; after the pool, whose processes are forked before there is a
+    # thread.
+    requires = (CheckStep, "celery.worker.components:Pool")
 
     def __init__(self, parent: Any, claim_role: str | None = None, **options: Any) -> None:
         super().__init__(parent, **options)

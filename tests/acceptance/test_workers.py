@@ -44,8 +44,9 @@ def test_a_warm_shutdown_finishes_the_row_at_work_and_hands_the_others_back_at_o
 def test_a_window_under_beat_sends_for_its_consumers_and_they_share_the_rows(
     database: Database, stage: Callable[..., Stage]
 ) -> None:
-    """Stock beat with its PersistentScheduler; two workers, four consumers."""
-    show = stage(database, batch_size=3, window={"frequency": 1.0, "max_run_time": 0.5, "concurrency": 4})
+    """Stock beat with its PersistentScheduler; two workers, four consumers wherever a process is free."""
+    window = {"frequency": 1.0, "max_run_time": 0.5, "concurrency": 4, "run_type": "any"}
+    show = stage(database, batch_size=3, window=window)
     show.add(range(1, 61), work="sleep 0.05")
     workers = [show.worker("-c", "2", ready=False), show.worker("-c", "2").wait_ready()]
     workers[0].wait_ready()
