@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_claim.app import database_for, own_tables, state_of
-from celery_claim.exceptions import ClaimError, ConfigurationError
+from celery_claim.exceptions import ClaimError, ConfigurationError, StatementRefused
 from celery_claim.nodes import identity, leases, registry
-from celery_claim.nodes.sql.create import create_tables, record_version
+from celery_claim.nodes.sql.create import create_tables, missing_tables, record_version
 from celery_claim.outages import Outage
 from celery_claim.schedules import window_in
 from celery_claim.windows import adjust, history, maintain
@@ -384,7 +384,16 @@ class Dispatcher:
     def _linked(self) -> Iterator[Link]:
         self.prepare()
         with self.database.linked() as link:
-            yield link
+            try:
+                yield link
+            except StatementRefused as error:
+                missing = missing_tables(link, own_tables(self.app))
+                if not missing:
+                    raise
+                raise ConfigurationError(
+                    f"{self.database.name} has no table {', '.join(missing)}: run celery -A proj claim initdb, or leave "
+                    "claim_create_tables at True"
+                ) from error
 
 
 def node_queue(app: Celery, node: str) -> Queue:
