@@ -177,7 +177,7 @@ def _app_of(task: Any) -> Any:
         return getattr(object.__getattribute__(task, "_Proxy__local"), "__self__", None)
     except AttributeError:
         pass
-    if isinstance(task, str):
+    if issubclass(type(task), str):
         from celery._state import get_current_app
 
         return get_current_app()
@@ -186,8 +186,8 @@ def _app_of(task: Any) -> Any:
 
 def task_name(task: Any) -> str:
     """The name of a task, without evaluating a lazy one: that would freeze its options before the app is configured."""
-    if isinstance(task, str):
-        return task
+    if issubclass(type(task), str):  # isinstance() asks a lazy task for its class, and that makes it
+        return str(task)
     try:
         arguments = object.__getattribute__(task, "_Proxy__args")
         named = object.__getattribute__(task, "_Proxy__kwargs")

@@ -1,5 +1,6 @@
-"""The fixture `queue`: a claimable table with a task on it."""
+"""The fixtures `queue`, a claimable table with a task on it, and `fleet`, windows on a database."""
 
 from tests.conformance.tables import queue
+from tests.windows.conftest import fleet
 
-__all__ = ["queue"]
+__all__ = ["fleet", "queue"]
