@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_claim.app import database_for, own_tables, state_of
 from celery_claim.exceptions import ClaimError, ConfigurationError, StatementRefused
@@ -47,6 +47,16 @@ class Look:
 
     now: int
     windows: Mapping[str, Window]
+
+
+class Triggered(NamedTuple):
+    """What became of a trigger."""
+
+    outcome: Outcome
+    #: Why there is no node for it.
+    reason: str | None
+    #: The number of the fire, when there is one: by the time somebody asks, the window may have been fired again.
+    fire_seq: int | None
 
 
 class Dispatcher:
@@ -158,8 +168,8 @@ class Dispatcher:
         self.register({name: definition})
         return self.fire([name])[name]
 
-    def trigger(self, name: str, *, by: str | None = None) -> tuple[Outcome, str | None]:
-        """Open a window now, whatever the time; and why, where there is no node for it.
+    def trigger(self, name: str, *, by: str | None = None) -> Triggered:
+        """Open a window now, whatever the time.
 
         Of any number of callers one wins. `by` goes into the history; by default user and host. Raises LookupError for
         a window that nobody declared.
@@ -173,7 +183,7 @@ class Dispatcher:
                 adjust.register(link, self.statements, [definitions[name]], self.rules)
                 fires = trigger(link, self.statements, name, self.rules, by=by or _whoami())
             self.publish(fires.runs, link)
-        return fires.outcomes[name], fires.reasons.get(name)
+        return Triggered(fires.outcomes[name], fires.reasons.get(name), fires.runs[0].fire_seq if fires.runs else None)
 
     def wake(self, task: str) -> bool:
         """Open every enabled window of a task now; whether one opened. Raises LookupError when the task has none."""
@@ -391,8 +401,8 @@ class Dispatcher:
                 if not missing:
                     raise
                 raise ConfigurationError(
-                    f"{self.database.name} has no table {', '.join(missing)}: run celery -A proj claim initdb, or leave "
-                    "claim_create_tables at True"
+                    f"{self.database.name} has no table {', '.join(missing)}: run celery -A proj claim initdb, or "
+                    "leave claim_create_tables at True"
                 ) from error
 
 

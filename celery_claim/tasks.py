@@ -331,7 +331,7 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
         limit: int | None = None,
         in_worker: bool,
         place: Place | None = None,
-        should_stop: Callable[[], bool] = worker_is_stopping,
+        should_stop: Callable[[], bool] | None = None,
         observer: Observer | None = None,
     ) -> Consumer:
         from celery_claim.rows.consume import Consumer
@@ -349,7 +349,7 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
             pace=self._pace(),
             deadline=deadline,
             limit=limit,
-            should_stop=should_stop,
+            should_stop=should_stop or worker_is_stopping,
         )
 
     def _consume(self, consumer: Consumer) -> Counts:

@@ -9,6 +9,7 @@ import click
 from celery_claim.bin import FAILED, UNAVAILABLE
 from celery_claim.bin.tasks import as_json, print_json, tasks_of
 from celery_claim.checking import check_windows
+from celery_claim.schedules import window_in
 
 
 @click.command("check", short_help="What is wrong with tables, server, options and windows.")
@@ -22,9 +23,12 @@ def check_command(ctx: click.Context, task: tuple[str, ...], allow_warnings: boo
     Exits 0 when nothing is, 69 when a database cannot be asked, else 1. Workers do the same when they start: with an
     error they do not.
     """
-    found = [(each.name, finding) for each in tasks_of(ctx, task) for finding in each.check()]
+    app = ctx.obj.app
+    app.loader.import_default_modules()
+    windows = any(window_in(entry) for entry in dict(app.conf.beat_schedule or {}).values())
+    found = [(each.name, finding) for each in tasks_of(ctx, task, needed=not windows) for finding in each.check()]
     if not task:
-        found += [("windows", finding) for finding in check_windows(ctx.obj.app, deployed=True)]
+        found += [("windows", finding) for finding in check_windows(app, deployed=True)]
     if as_json:
         print_json([{"task": name, **asdict(finding)} for name, finding in found])
     elif not found:

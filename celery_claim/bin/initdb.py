@@ -20,10 +20,10 @@ def initdb_command(ctx: click.Context, models: bool, as_json: bool) -> None:
     from celery_claim.claims.sql.create import create_missing
     from celery_claim.dispatch import Dispatcher
 
-    settings = state_of(ctx.obj.app).settings
     made: list[str] = []
-    tasks = tasks_of(ctx)
-    if settings.database_url is not None:
+    own = state_of(ctx.obj.app).settings.database_url is not None
+    tasks = tasks_of(ctx, needed=not own)
+    if own:
         made += Dispatcher.of(ctx.obj.app).create_tables()
     missing = []
     for task in tasks:

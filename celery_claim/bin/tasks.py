@@ -17,12 +17,15 @@ from celery_claim.tasks import ClaimTask
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
-def tasks_of(ctx: click.Context, names: Sequence[str] = ()) -> list[ClaimTask]:
-    """The app's ClaimTasks, or those named; the last part of a name is enough where it is unique."""
+def tasks_of(ctx: click.Context, names: Sequence[str] = (), *, needed: bool = True) -> list[ClaimTask]:
+    """The app's ClaimTasks, or those named; the last part of a name is enough where it is unique.
+
+    `needed`: an app that has none is the wrong one. A program may know its windows by the names of their tasks alone.
+    """
     app = ctx.obj.app
     app.loader.import_default_modules()
     known = {str(task.name): task for task in claim_tasks(app)}
-    if not known:
+    if not known and (needed or names):
         raise click.UsageError(
             "the app has no ClaimTask with a database; is it the right one (celery -A proj claim ...), are its modules "
             "imported, and is claim_database_url set?"

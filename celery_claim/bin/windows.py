@@ -12,6 +12,7 @@ from celery_claim.bin.runs import RUN_COLUMNS, run_line
 from celery_claim.bin.tasks import as_json, dispatcher_of, instant, print_json, print_table, window_name
 from celery_claim.dispatch import Dispatcher
 from celery_claim.windows.fire import Outcome
+from celery_claim.windows.window import Window
 
 _ANSWERS = {
     Outcome.OCCUPIED: "its consumers of an earlier fire still have their time",
@@ -77,16 +78,13 @@ def trigger_command(ctx: click.Context, name: str, wait: float | None, as_json: 
     """
     dispatcher = dispatcher_of(ctx)
     name = window_name(dispatcher, name)
-    outcome, reason = dispatcher.trigger(name)
+    outcome, reason, fire = dispatcher.trigger(name)
     answer: dict[str, Any] = {"window": name, "outcome": outcome.value, "reason": reason or _ANSWERS.get(outcome)}
     runs: list[dict[str, Any]] = []
-    if outcome is Outcome.FIRED:
-        fire = dispatcher.look().windows[name].fire_seq
-        runs = dispatcher.history(window=name, fire_seq=fire, limit=10_000)
-        if wait is not None:
-            runs = _ended(dispatcher, name, fire, wait)
+    if fire is not None:
+        runs = _ended(dispatcher, name, fire, wait or 0)
         answer |= {"fire_seq": fire, "published": dispatcher.broker_error is None, "runs": runs}
-    _print_trigger(answer, runs, dispatcher, as_json)
+    _print_trigger(answer, runs, dispatcher, as_json, waited=wait is not None)
     ctx.exit(_exit_code(outcome, runs, dispatcher, waited=wait is not None))
 
 
@@ -142,13 +140,12 @@ def resume_command(ctx: click.Context, name: str, as_json: bool) -> None:
 
 
 def _facts(dispatcher: Dispatcher) -> list[dict[str, Any]]:
-    """Every window, declared or in the table, by name."""
-    declared = dispatcher.declared()
-    dispatcher.register({name: each for name, each in declared.items() if name not in dispatcher.look().windows})
-    look = dispatcher.look()
+    """Every window, declared or in the table, by name; who looks enters nothing into the table."""
+    declared, look = dispatcher.declared(), dispatcher.look()
+    windows = {name: Window.unfired(each, dispatcher.settings.max_concurrency) for name, each in declared.items()}
+    windows |= look.windows
     return [
-        {**window.facts(look.now), "declared": name in declared, "now": look.now}
-        for name, window in look.windows.items()
+        {**windows[name].facts(look.now), "declared": name in declared, "now": look.now} for name in sorted(windows)
     ]
 
 
@@ -192,7 +189,9 @@ def _ended(dispatcher: Dispatcher, name: str, fire: int, seconds: float) -> list
         time.sleep(min(0.2, max(0.0, until - time.monotonic())))
 
 
-def _print_trigger(answer: dict[str, Any], runs: list[dict[str, Any]], dispatcher: Dispatcher, as_json: bool) -> None:
+def _print_trigger(
+    answer: dict[str, Any], runs: list[dict[str, Any]], dispatcher: Dispatcher, as_json: bool, *, waited: bool
+) -> None:
     if as_json:
         print_json(answer)
     elif answer["outcome"] != Outcome.FIRED.value:
@@ -201,6 +200,9 @@ def _print_trigger(answer: dict[str, Any], runs: list[dict[str, Any]], dispatche
         click.echo(f"{answer['window']}: opened, {len(runs)} consumers")
         if any(run["finished_at"] for run in runs):
             print_table("Runs", RUN_COLUMNS, [run_line(run) for run in runs])
+    unfinished = sum(not run["finished_at"] for run in runs)
+    if waited and unfinished:
+        click.echo(f"{unfinished} of {len(runs)} have not ended: celery claim show {answer['window']}", err=True)
     if dispatcher.broker_error is not None:
         click.echo(f"The broker is not available, a worker sends the runs later: {dispatcher.broker_error}", err=True)
 

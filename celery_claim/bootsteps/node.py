@@ -92,7 +92,7 @@ class NodeQueueStep(bootsteps.StartStopStep):
             return
         if self._consumes_own_queue(parent, standing):
             standing.queues = tuple(app.amqp.queues.consume_from)
-            standing.broker_id = _broker_id(parent.connection)
+            standing.broker_id = _broker_id(app)
             standing.leave_queue = lambda: parent.call_soon(parent.cancel_task_queue, standing.identity.queue)
             standing.accept(True)
 
@@ -227,8 +227,10 @@ class Heart(threading.Thread):
         )
 
 
-def _broker_id(connection: Any) -> str:
+def _broker_id(app: Any) -> str:
     """Which broker this really is: the run id of a Redis server, or else what its address comes to."""
-    with suppress(Exception):  # a transport without a Redis client, or a server that does not tell
-        return str(connection.default_channel.client.info("server")["run_id"])
+    # A connection of its own: one more channel on the consumer's would disturb how it polls for messages.
+    with app.connection_for_read() as connection:
+        with suppress(Exception):  # a transport without a Redis client, or a server that does not tell
+            return str(connection.default_channel.client.info("server")["run_id"])
     return hashlib.sha1(connection.as_uri().encode(), usedforsecurity=False).hexdigest()

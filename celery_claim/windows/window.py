@@ -122,6 +122,23 @@ class Window:
             triggered_at=row["triggered_at"],
         )
 
+    @classmethod
+    def unfired(cls, definition: Definition, cap: int) -> Window:
+        """A window that code declares and the table does not have yet."""
+        return cls(
+            definition=definition,
+            frequency=definition.frequency,
+            max_run_time=definition.max_run_time,
+            concurrency=min(definition.concurrency, cap),
+            enabled=definition.enabled,
+            overridden=frozenset(),
+            last_slot_start=0,
+            active_until=None,
+            fire_seq=0,
+            triggered_by=None,
+            triggered_at=None,
+        )
+
     @property
     def name(self) -> str:
         return self.definition.name

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.stage import Stage
+from tests.acceptance.stage import PROGRAM, Stage
 from tests.conftest import Database
 from tests.processes import eventually
 
@@ -61,6 +61,18 @@ def test_each_run_type_goes_where_it_promises(mariadb: Database, stage: Stages) 
     assert {node for each in places(show, "main").values() for node, _ in each} == {"w2@test"}
     assert all({number for _, number in each} <= {0, 1} for each in places(show, "any").values())
     assert Counter(run["state"] for kind in kinds for run in runs(show, kind)).keys() <= {"empty", "pending", "running"}
+
+
+@pytest.mark.slow
+def test_a_worker_that_greets_its_neighbours_takes_its_runs(mariadb: Database, stage: Stages) -> None:
+    """As `celery worker` does by default, which costs the other workers of these tests a second each."""
+    show = stage(mariadb, windows={"work": {"frequency": 1}}, settings=QUICK)
+    show.processes.worker(PROGRAM, "-n", "w1@test", "-c", "2", env=show.environment)
+    alive(show, 1)
+
+    show.beat("-S", "claim")
+
+    eventually(lambda: len(runs(show, "work", "empty")) >= 2, 20, "runs")
 
 
 @pytest.mark.slow

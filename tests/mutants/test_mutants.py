@@ -33,6 +33,7 @@ class Mutant(NamedTuple):
 
 STATEMENTS = "claims/sql/statements.py"
 OWNED = 'return and_(self._is(Status.PROCESSING), token == bindparam("token", type_=token.type))'
+WINDOWS = "windows/sql/statements.py"
 WRITE_BACK, CLAIM, RECOVER = (f"conformance/test_{name}.py::" for name in ("write_back", "claim", "recover"))
 
 MUTANTS = (
@@ -161,6 +162,81 @@ MUTANTS = (
         "",
         CLAIM + "test_a_connection_never_crosses_a_fork",
         "mariadb",
+    ),
+    Mutant(
+        "fire a slot that was fired",
+        "windows/fire.py",
+        "    if is_fired(window, now):\n        return Outcome.NOT_DUE\n",
+        "",
+        "windows/test_fire.py::test_of_many_fires_in_one_slot_one_wins",
+    ),
+    Mutant(
+        "give a consumer that is at work a second run",
+        "windows/place.py",
+        "            if not self._is_busy(window, node, consumer_id)\n",
+        "",
+        "windows/test_fire.py::test_a_fire_starts_only_consumers_that_are_not_at_work",
+    ),
+    Mutant(
+        "start a run that was started",
+        WINDOWS,
+        ', self._run.c.state == "pending")',
+        ")",
+        "windows/test_runs.py::test_a_second_delivery_finds_the_run_started",
+    ),
+    Mutant(
+        "start a run after its time",
+        WINDOWS,
+        ".where(*self._this_message, self._run.c.start_before >= self._now)",
+        ".where(*self._this_message)",
+        "windows/test_runs.py::test_a_message_that_comes_too_late_starts_nothing",
+    ),
+    Mutant(
+        "start a run that was moved",
+        WINDOWS,
+        '            run.attempt == _value("number", Integer),\n        )\n\n    @property\n    def _this_message',
+        "        )\n\n    @property\n    def _this_message",
+        "windows/test_maintain.py::test_a_run_that_came_back_to_its_first_node_is_not_started_by_its_first_message",
+    ),
+    Mutant(
+        "end a run that was given up",
+        WINDOWS,
+        ', run.state == "running")',
+        ")",
+        "windows/test_runs.py::test_a_run_that_was_given_up_stops_and_its_end_is_refused",
+    ),
+    Mutant(
+        "free a window whose runs are at work",
+        WINDOWS,
+        """                ~exists().where(
+                    self._run.c.window == _value("window_name", String),
+                    self._run.c.fire_seq == _value("fire"),
+                    self.live,
+                ),
+""",
+        "",
+        "windows/test_runs.py::test_the_last_run_to_end_frees_the_window",
+    ),
+    Mutant(
+        "take a lease that another holds",
+        "nodes/sql/statements.py",
+        '.where(lease.name == _value("lease_name", String), (lease.owner == owner) | (lease.expires_at <= self._now))',
+        '.where(lease.name == _value("lease_name", String))',
+        "windows/test_leases.py::test_a_holder_keeps_its_lease_under_one_epoch_and_another_gets_the_next",
+    ),
+    Mutant(
+        "send an entry that another beat has sent",
+        "windows/sql/entries.py",
+        'entry.last_run_at == _value("seen"), ours)',
+        "ours)",
+        "windows/test_leases.py::test_an_entry_is_sent_by_the_holder_and_once",
+    ),
+    Mutant(
+        "send an entry under a lease that is over",
+        "windows/sql/entries.py",
+        'entry.last_run_at == _value("seen"), ours)',
+        'entry.last_run_at == _value("seen"))',
+        "windows/test_leases.py::test_an_entry_is_sent_by_the_holder_and_once",
     ),
 )
 

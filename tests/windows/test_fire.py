@@ -142,6 +142,18 @@ def test_of_many_triggers_one_wins(fleet: Fleet, database: Database) -> None:
     assert Counter(outcomes) == {Outcome.FIRED: 1, Outcome.OCCUPIED: callers * each - 1}
 
 
+def test_of_many_fires_in_one_slot_one_wins(fleet: Fleet) -> None:
+    """Also when the first one's consumers have ended long before the others ask."""
+    fleet.declare(max_run_time=1)
+    outcomes = []
+    for _ in range(3):
+        outcomes.append(fleet.fire())
+        for run in fleet.start_all():
+            fleet.end(run, "empty")
+
+    assert outcomes == [Outcome.FIRED, Outcome.NOT_DUE, Outcome.NOT_DUE]
+
+
 def test_min_interval_holds_back_triggers_and_no_slot(fleet: Fleet) -> None:
     fleet.declare(min_interval=60)
     fleet.trigger()

@@ -88,6 +88,22 @@ def test_a_run_of_auto_that_is_not_started_moves_to_a_node_with_a_free_place(
     assert fleet.start(moved, node="n2") is not None
 
 
+def test_a_run_that_came_back_to_its_first_node_is_not_started_by_its_first_message(fleet: Fleet) -> None:
+    fleet.node("n1")
+    fleet.declare(run_type="auto")
+    fleet.fire()
+    (first,) = fleet.runs()
+    for other in ("n2", "n1"):
+        fleet.pass_time(30)
+        fleet.node(other)
+        fleet.maintain()
+
+    (back,) = fleet.runs()
+    assert (back["node"], back["attempt"]) == ("n1", 3)
+    assert fleet.start(first, node="n1") is None
+    assert fleet.start(back, node="n1") is not None
+
+
 @pytest.mark.parametrize("kind", ["all", "main"])
 def test_runs_of_other_types_never_move(fleet: Fleet, published: list[Any], kind: str) -> None:
     fleet.node("n1", role="main")

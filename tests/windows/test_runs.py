@@ -16,7 +16,8 @@ from tests.windows.fleet import HOUR, Fleet
 
 
 def test_a_second_delivery_finds_the_run_started(fleet: Fleet) -> None:
-    fleet.declare()
+    fleet.node("n1")
+    fleet.declare(run_type="auto")
     fleet.fire()
     (run,) = fleet.runs()
 
