@@ -230,7 +230,8 @@ class Heart(threading.Thread):
 def _broker_id(app: Any) -> str:
     """Which broker this really is: the run id of a Redis server, or else what its address comes to."""
     # A connection of its own: one more channel on the consumer's would disturb how it polls for messages.
-    with app.connection_for_read() as connection:
-        with suppress(Exception):  # a transport without a Redis client, or a server that does not tell
-            return str(connection.default_channel.client.info("server")["run_id"])
-    return hashlib.sha1(connection.as_uri().encode(), usedforsecurity=False).hexdigest()
+    # A transport without a Redis client, or a server that does not tell, has no run id.
+    with suppress(Exception), app.connection_for_read() as connection:
+        return str(connection.default_channel.client.info("server")["run_id"])
+    address = app.connection_for_read().as_uri()
+    return hashlib.sha1(address.encode(), usedforsecurity=False).hexdigest()
