@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from celery_claim import autoload as _autoload  # noqa: F401  a broker URL of ours must work after this import
 from celery_claim.version import __version__ as __version__
 
 if TYPE_CHECKING:

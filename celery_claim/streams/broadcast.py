@@ -1,0 +1,120 @@
+"""Read broadcasts: every process gets every message, also those sent while its connection was away."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from celery_claim.streams.wire.keys import Keys
+
+#: Milliseconds that one read waits; a new binding ends it early.
+BLOCK_MS = 5000
+
+#: Position per (process-wide) stream and queue; it outlives a connection, so a reconnect leaves no gap.
+_positions: dict[tuple[str, str], str] = {}
+
+
+def pattern_of(routing_key: str) -> re.Pattern[str] | None:
+    """What a binding with wildcards lets through; None lets everything through, as a fanout exchange does."""
+    if "#" not in routing_key and "*" not in routing_key:
+        return None
+    words = (".*" if word == "#" else r"[^.]+" if word == "*" else re.escape(word) for word in routing_key.split("."))
+    return re.compile(r"\.".join(words).replace(r"\..*", r"(\..*)?"))
+
+
+class BroadcastReader(threading.Thread):
+    """Reads the fanout exchanges of one channel into a buffer and calls `on_ready`."""
+
+    def __init__(self, client: Any, commands: Any, keys: Keys, on_ready: Callable[[], None]) -> None:
+        super().__init__(name="celery_claim-broadcasts", daemon=True)
+        self.client, self.commands, self.keys = client, commands, keys
+        self.buffer: deque[tuple[str, str, dict[bytes, bytes]]] = deque()
+        self.error: Exception | None = None
+        self._on_ready = on_ready
+        self._bound: dict[str, tuple[str, re.Pattern[str] | None]] = {}
+        self._changed = threading.Event()
+        self._stopping = False
+        self._client_id: int | None = None
+
+    def bind(self, queue: str, exchange: str, routing_key: str) -> None:
+        """Read an exchange for a queue, from what is published after this call or after the last one read."""
+        stream = self.keys.fanout(exchange)
+        if (stream, queue) not in _positions:
+            last = self.commands.execute_command("XREVRANGE", stream, "+", "-", "COUNT", 1)
+            if last:
+                _positions[stream, queue] = last[0][0].decode() if isinstance(last[0][0], bytes) else last[0][0]
+            else:
+                # From now on by the server's clock, which also makes the ids.
+                seconds, micros = self.commands.time()
+                _positions[stream, queue] = f"{seconds * 1000 + micros // 1000 - 1}-0"
+        self._bound[queue] = (stream, pattern_of(routing_key))
+        self._unblock()
+
+    def unbind(self, queue: str) -> None:
+        stream, _ = self._bound.pop(queue, ("", None))
+        _positions.pop((stream, queue), None)
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._unblock()
+        if self is not threading.current_thread() and self.is_alive():
+            self.join(BLOCK_MS / 1000 + 1)
+
+    def abandon(self) -> None:
+        """The connection is lost: end without talking to the server."""
+        self._stopping = True
+        self._changed.set()
+        self.client.connection_pool.disconnect()
+
+    def _unblock(self) -> None:
+        self._changed.set()
+        if self._client_id is not None and self.is_alive():
+            try:
+                self.commands.execute_command("CLIENT", "UNBLOCK", self._client_id)
+            except Exception:
+                # Not allowed to this user, or no server: the read ends by itself.
+                return
+
+    def run(self) -> None:
+        try:
+            self._client_id = self.client.execute_command("CLIENT", "ID")
+            while not self._stopping:
+                self._read_once()
+        except Exception as error:
+            if not self._stopping:
+                self.error = error
+                self._on_ready()
+        finally:
+            self.client.close()
+
+    def _read_once(self) -> None:
+        bound = dict(self._bound)
+        self._changed.clear()
+        if not bound:
+            self._changed.wait(BLOCK_MS / 1000)
+            return
+        names = [stream for stream, _ in bound.values()]
+        starts = [_positions.get((stream, queue), "$") for queue, (stream, _) in bound.items()]
+        command = ["XREAD", "COUNT", 100, "BLOCK", BLOCK_MS, "STREAMS", *names, *starts]
+        reply = self.client.execute_command(*command) or []
+        for name, entries in reply:
+            for queue, (stream, pattern) in bound.items():
+                if stream != name.decode():
+                    continue
+                position = _positions.get((stream, queue), "0-0")
+                for id_, fields in entries:
+                    key = _order(id_.decode())
+                    if key > _order(position) and queue in self._bound:
+                        _positions[stream, queue] = id_.decode()
+                        if pattern is None or pattern.fullmatch(fields.get(b"rk", b"").decode()):
+                            self.buffer.append((queue, id_.decode(), fields))
+        if reply:
+            self._on_ready()
+
+
+def _order(id_: str) -> tuple[int, int]:
+    milliseconds, _, sequence = id_.partition("-")
+    return int(milliseconds), int(sequence or 0)

@@ -1,0 +1,37 @@
+"""The consumer group of a queue's streams: made when missing, at any time."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from typing import Any
+from uuid import uuid4
+
+from celery_claim.streams.wire.keys import Keys
+
+
+def new_consumer_name() -> str:
+    """A name for one connection of one process: what a lost reply held must not be renewed for ever."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
+
+
+def ensure_groups(client: Any, keys: Keys, group: str, queues: Iterable[str]) -> None:
+    """Make streams and groups that do not exist, from the first message on: also those sent before any worker."""
+    for queue in queues:
+        for stream in (*keys.streams(queue), keys.wake(queue)):
+            try:
+                client.execute_command("XGROUP", "CREATE", stream, group, "0", "MKSTREAM")
+            except Exception as error:
+                if "BUSYGROUP" in str(error):
+                    continue
+                # A full server refuses to create even what exists; a worker must still be able to drain it.
+                if "OOM" in str(error) and client.exists(stream):
+                    continue
+                raise
+
+
+def group_is_missing(error: Exception) -> bool:
+    """True for what servers answer to a read when FLUSHALL or an eviction took the stream or the group."""
+    text = str(error)
+    return "NOGROUP" in text or "UNBLOCKED" in text or "no longer exists" in text

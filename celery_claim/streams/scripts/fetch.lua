@@ -1,0 +1,118 @@
+-- Take up to `budget` messages for one consumer: due ones are moved in first, then per priority step the
+-- released, the abandoned and the new ones.
+-- KEYS: per queue, in service order: its streams (most urgent first), due times, delayed messages, dead letters
+-- ARGV: 1 group, 2 consumer, 3 budget, 4 lease in ms, 5 "1" to take over expired leases, 6 delivery limit (0 none),
+--       7 length of the dead letter stream, 8 longest back-off in ms, 9 number of steps, 10 due messages moved at once
+-- Reply: { ms until the next delayed message is due or -1,
+--          { {index in KEYS, id, deliveries, {field, value, ...}}, ... },
+--          { {index in KEYS, id, deliveries, {field, value, ...}}, ... } dead letters made just now }
+-- Never more than `budget`; a message is delivered to one consumer; no entry is dropped without a dead letter.
+local group, me = ARGV[1], ARGV[2]
+local left, lease = tonumber(ARGV[3]), tonumber(ARGV[4])
+local recover, limit = ARGV[5] == '1', tonumber(ARGV[6])
+local steps, per = tonumber(ARGV[9]), tonumber(ARGV[9]) + 3
+local queues = #KEYS / per
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local taken, dead, next_due = {}, {}, -1
+
+for q = 0, queues - 1 do
+  local due, delayed = KEYS[q * per + steps + 1], KEYS[q * per + steps + 2]
+  for _, tag in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', string.format('%.0f', now), 'LIMIT', 0, ARGV[10])) do
+    local packed = redis.call('HGET', delayed, tag)
+    if packed then
+      local message = cmsgpack.unpack(packed)
+      local added = redis.pcall('XADD', KEYS[q * per + message[1]], '*', unpack(message[2]))
+      -- A server without memory refuses; the message stays where it is until there is room.
+      if type(added) == 'table' and added.err then
+        break
+      end
+      redis.call('HDEL', delayed, tag)
+    end
+    redis.call('ZREM', due, tag)
+  end
+  local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
+  if first[2] then
+    local wait = math.max(0, tonumber(first[2]) - now)
+    if next_due < 0 or wait < next_due then
+      next_due = wait
+    end
+  end
+end
+
+-- Make one pending entry ours, or a dead letter, or forget it when its message was deleted.
+local function claim(index, dead_stream, id, count)
+  local stream = KEYS[index]
+  if limit > 0 and count >= limit then
+    local entry = redis.call('XRANGE', stream, id, id)[1]
+    if entry then
+      local fields = { 'reason', 'delivery limit', 'n', tostring(count), 'id', id, 'at', string.format('%.0f', now) }
+      for _, word in ipairs(entry[2]) do
+        fields[#fields + 1] = word
+      end
+      local added = redis.pcall('XADD', dead_stream, 'MAXLEN', '~', ARGV[7], '*', unpack(fields))
+      if type(added) == 'table' and added.err then
+        return
+      end
+      dead[#dead + 1] = { index, id, count, entry[2] }
+    end
+    redis.call('XACK', stream, group, id)
+    redis.call('XDEL', stream, id)
+    return
+  end
+  local entry = redis.call('XCLAIM', stream, group, me, 0, id)[1]
+  if entry and entry[2] then
+    taken[#taken + 1] = { index, id, count + 1, entry[2] }
+    left = left - 1
+  else
+    redis.call('XACK', stream, group, id)
+  end
+end
+
+local function serve(index, dead_stream, share)
+  local stream = KEYS[index]
+  local floor = math.max(0, left - share)
+  for _, pending in ipairs(redis.call('XPENDING', stream, group, '-', '+', 100, '@free')) do
+    if left <= floor then
+      return
+    end
+    local wait = pending[4] > 0 and math.min(tonumber(ARGV[8]), 500 * 2 ^ math.min(pending[4], 20)) or 0
+    if pending[3] >= wait then
+      claim(index, dead_stream, pending[1], pending[4])
+    elseif next_due < 0 or wait - pending[3] < next_due then
+      next_due = wait - pending[3]
+    end
+  end
+  if recover and left > floor then
+    for _, pending in ipairs(redis.call('XPENDING', stream, group, 'IDLE', lease, '-', '+', left - floor + 100)) do
+      if left <= floor then
+        return
+      end
+      if pending[2] ~= '@free' then
+        claim(index, dead_stream, pending[1], pending[4])
+      end
+    end
+  end
+  if left > floor then
+    local reply = redis.call('XREADGROUP', 'GROUP', group, me, 'COUNT', left - floor, 'STREAMS', stream, '>')
+    if reply then
+      for _, entry in ipairs(reply[1][2]) do
+        taken[#taken + 1] = { index, entry[1], 1, entry[2] }
+        left = left - 1
+      end
+    end
+  end
+end
+
+for step = 1, steps do
+  local share = math.ceil(left / queues)
+  -- Every queue gets its share of a step before any of them gets the rest.
+  for pass = 1, (queues > 1 and 2 or 1) do
+    for q = 0, queues - 1 do
+      if left > 0 then
+        serve(q * per + step, KEYS[q * per + steps + 3], pass == 1 and share or left)
+      end
+    end
+  end
+end
+return { next_due, taken, dead }

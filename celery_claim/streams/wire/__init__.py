@@ -1,0 +1,1 @@
+"""What stands in Redis: the names of keys and the fields of a message."""

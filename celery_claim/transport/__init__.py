@@ -1,0 +1,8 @@
+"""The broker `redis-streams://`: kombu's side of celery_claim.streams."""
+
+from __future__ import annotations
+
+from celery_claim.transport.channel import Channel, QoS
+from celery_claim.transport.transport import Transport
+
+__all__ = ["Channel", "QoS", "Transport"]

@@ -1,0 +1,168 @@
+"""The kombu transport: wakes the worker's event loop when a channel has something to deliver."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import redis
+from kombu.transport import virtual
+from redis import exceptions
+
+from celery_claim.exceptions import ConfigurationError
+from celery_claim.streams.append import QueueFull
+from celery_claim.streams.options import read_options
+from celery_claim.streams.wire.keys import Keys
+from celery_claim.transport.channel import Channel
+from celery_claim.transport.connect import connect
+
+logger = logging.getLogger("celery_claim.streams")
+
+#: What ends by itself when another server answers: Celery connects again instead of giving up.
+PASSING = tuple(
+    getattr(exceptions, name)
+    for name in (
+        "ConnectionError", "TimeoutError", "BusyLoadingError", "ReadOnlyError", "MasterDownError", "ClusterDownError",
+        "TryAgainError",
+    )
+    if hasattr(exceptions, name)
+)  # fmt: skip
+
+
+class Transport(virtual.Transport):
+    """`redis-streams://`, `rediss-streams://`, `sentinel-streams://` and `redis-streams+socket://`."""
+
+    Channel = Channel
+    default_port = 6379
+    polling_interval = None
+    # Celery decides by this name whether broadcasts, gossip and --disable-prefetch work.
+    driver_type = "redis"
+    driver_name = "redis-streams"
+    connection_errors = (*virtual.Transport.connection_errors, *PASSING, OSError)
+    channel_errors = (*virtual.Transport.channel_errors, exceptions.ResponseError, exceptions.DataError, QueueFull)
+    implements = virtual.Transport.implements.extend(
+        asynchronous=True, exchange_type=frozenset({"direct", "topic", "fanout"})
+    )
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self.options = read_options(client.transport_options)
+        self.keys = Keys(self.options.global_keyprefix, self.options.priority_steps)
+        self.commands = self.open()
+        #: Exchanges that are not direct, fanout queues and expiring queues that this connection knows of.
+        self.exchange_kinds: dict[str, str] = {}
+        self.fanout_queues: dict[str, tuple[str, str]] = {}
+        self.expiring: dict[str, int] = {}
+        self._ready = threading.Event()
+        self._ears: tuple[socket.socket, socket.socket] | None = None
+        self._pid = os.getpid()
+        self._turn = 0
+
+    def driver_version(self) -> str:
+        return str(redis.__version__)
+
+    def open(self, *, single: bool = False) -> Any:
+        """A client; a `single` one is for blocking reads, and notices a server that no longer answers."""
+        return connect(self.client, single=single, timeout=self.options.block_timeout + 25 if single else None)
+
+    def server_ms(self) -> int:
+        seconds, micros = self.commands.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    def establish_connection(self) -> Any:
+        self._check_server()
+        return super().establish_connection()
+
+    def _check_server(self) -> None:
+        self.commands.ping()
+        try:
+            role = self.commands.execute_command("ROLE")[0]
+            mode = self.commands.info("server").get("redis_mode")
+        except exceptions.NoPermissionError as error:
+            logger.debug("the server's role is not known: %s", error)
+            return
+        if role in (b"slave", "slave"):
+            raise exceptions.ReadOnlyError("the Redis server is a replica: it takes no messages")
+        if mode == "cluster":
+            raise ConfigurationError("Redis Cluster is not supported by redis-streams:// yet; use one server or Sentinel")
+
+    # ---- deliver --------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """A channel has something to deliver; called by its threads."""
+        self._ready.set()
+        if self._ears is not None:
+            try:
+                self._ears[1].send(b"x")
+            except OSError:
+                # The pipe is full, so the loop wakes anyway; or closed, so nobody listens.
+                return
+
+    def deliver_one(self) -> bool:
+        """Deliver one message of one channel, each channel in its turn."""
+        channels = [channel for channel in self.channels if not channel.closed]
+        for offset in range(len(channels)):
+            channel = channels[(self._turn + offset) % len(channels)]
+            if channel.deliver_one():
+                self._turn += offset + 1
+                return True
+        return False
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._ready.clear()
+            if self.deliver_one():
+                return
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                raise socket.timeout()
+            self._ready.wait(1.0 if left is None else min(left, 1.0))
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        if self._ears is None:
+            self._ears = socket.socketpair()
+            for ear in self._ears:
+                ear.setblocking(False)
+        loop.add_reader(self._ears[0].fileno(), self.on_readable)
+        self.wake()
+
+    def on_readable(self) -> None:
+        """Deliver one message per turn of the loop, so that acknowledgements come in between."""
+        assert self._ears is not None
+        try:
+            self._ears[0].recv(4096)
+        except BlockingIOError:
+            return
+        if self.deliver_one():
+            self._ears[1].send(b"x")
+
+    # ---- the end --------------------------------------------------------------------------------------------
+
+    def _collect(self, connection: Any) -> None:
+        """The connection was lost (or the process forked): nothing is given back that is still worked on."""
+        channels = {*self.channels, *self._avail_channels}
+        self.channels.clear()
+        self._avail_channels.clear()
+        for channel in channels:
+            channel.abandon()
+        self._close_ears()
+
+    def close_connection(self, connection: Any) -> None:
+        super().close_connection(connection)
+        self._close_ears()
+        if not any(channel.leases in channel.leases.orphans for channel in self.channels):
+            self.commands.close()
+
+    def _close_ears(self) -> None:
+        ears, self._ears = self._ears, None
+        for ear in ears or ():
+            ear.close()
+
+    @property
+    def default_connection_params(self) -> dict[str, Any]:
+        return {"port": self.default_port, "hostname": "localhost", "virtual_host": "0"}
