@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from celery_claim.streams import scripts
 from celery_claim.streams.consumer_group import new_consumer_name
@@ -44,7 +44,7 @@ class Leases:
     """
 
     #: Consumers of this process that still hold messages after their connection was lost.
-    orphans: weakref.WeakSet[Leases] = weakref.WeakSet()
+    orphans: ClassVar[weakref.WeakSet[Leases]] = weakref.WeakSet()
 
     def __init__(self, client: Any, keys: Keys, options: StreamOptions, on_room: Callable[[], None]) -> None:
         self.client, self.keys, self.options = client, keys, options
@@ -232,9 +232,7 @@ class Leases:
             if not held:
                 return
             names = [entry.stream for entry in held.values()]
-            reply = renew(
-                keys=names, args=[self.options.group, self.consumer, *(entry.id for entry in held.values())]
-            )
+            reply = renew(keys=names, args=[self.options.group, self.consumer, *(entry.id for entry in held.values())])
         else:
             # Everything that the server lists for us, also what is still unread in the socket.
             names = streams
@@ -244,11 +242,13 @@ class Leases:
         with self._lock:
             lost = [tag for tag in lost if tag in self._held]
         for tag in lost:
-            logger.warning("the lease of message %s of queue %s was lost: another worker may run it", tag, held[tag].queue)
+            logger.warning(
+                "the lease of message %s of queue %s was lost: another worker may run it", tag, held[tag].queue
+            )
             self._forget_unstarted(tag)
 
     def _forget_unstarted(self, tag: str) -> None:
-        """A lost message that the process already dropped is no longer counted; one that runs still is, until it ends."""
+        """A lost message that the process dropped is no longer counted; one that runs still is, until it ends."""
         ref = self._messages.get(tag)
         if ref is not None and ref() is None:
             with self._lock:

@@ -145,7 +145,9 @@ class Reader(threading.Thread):
             # Jitter only shortens: the promise is an upper bound.
             self._recover_at = now + options.lease_timeout / 4 * random.uniform(0.8, 1)
         for index, id_, count, _ in dead:
-            logger.error("message %s of queue %s is a dead letter after %d deliveries", id_.decode(), owners[index - 1], count)
+            logger.error(
+                "message %s of queue %s is a dead letter after %d deliveries", id_.decode(), owners[index - 1], count
+            )
         entries = [
             (Entry(owners[index - 1], names[index - 1], id_.decode(), count), dict(zip(f[::2], f[1::2], strict=True)))
             for index, id_, count, f in taken

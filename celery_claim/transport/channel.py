@@ -69,6 +69,9 @@ class QoS(virtual.QoS):
 class Channel(virtual.Channel):
     """A channel with a reader thread of its own once it consumes."""
 
+    #: Our transport, until the channel is closed.
+    connection: Any
+
     QoS = QoS
     supports_fanout = True
     do_restore = False
@@ -245,9 +248,7 @@ class Channel(virtual.Channel):
             logger.warning("%s was not stored: %s", command[1], error)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
-        return bool(
-            self.client.sismember(self.keys.queues, queue) or self.client.exists(*self.keys.of_queue(queue))
-        )
+        return bool(self.client.sismember(self.keys.queues, queue) or self.client.exists(*self.keys.of_queue(queue)))
 
     def _size(self, queue: str) -> int:
         """Messages that wait for a worker: not the delayed ones, nor those that a worker holds."""
@@ -325,9 +326,7 @@ class Channel(virtual.Channel):
             self._read_queues()
 
     def _new_reader(self, client: Any) -> Reader:
-        return Reader(
-            client, self.keys, self.options, self.leases, room=self._room, on_ready=self.connection.wake
-        )
+        return Reader(client, self.keys, self.options, self.leases, room=self._room, on_ready=self.connection.wake)
 
     def _read_queues(self) -> None:
         assert self.reader is not None

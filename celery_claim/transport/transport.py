@@ -36,6 +36,11 @@ PASSING = tuple(
 class Transport(virtual.Transport):
     """`redis-streams://`, `rediss-streams://`, `sentinel-streams://` and `redis-streams+socket://`."""
 
+    #: kombu's own types leave these open.
+    channels: Any
+    _callbacks: Any
+    _avail_channels: Any
+
     Channel = Channel
     default_port = 6379
     polling_interval = None
@@ -88,7 +93,9 @@ class Transport(virtual.Transport):
         if role in (b"slave", "slave"):
             raise exceptions.ReadOnlyError("the Redis server is a replica: it takes no messages")
         if mode == "cluster":
-            raise ConfigurationError("Redis Cluster is not supported by redis-streams:// yet; use one server or Sentinel")
+            raise ConfigurationError(
+                "Redis Cluster is not supported by redis-streams:// yet; use one server or Sentinel"
+            )
 
     # ---- deliver --------------------------------------------------------------------------------------------
 
@@ -120,7 +127,7 @@ class Transport(virtual.Transport):
                 return
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
-                raise socket.timeout()
+                raise TimeoutError
             self._ready.wait(1.0 if left is None else min(left, 1.0))
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
