@@ -10,7 +10,7 @@ from typing import Any
 
 from kombu.exceptions import InconsistencyError
 from kombu.transport import virtual
-from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[attr-defined]
 from redis.exceptions import ResponseError
 
 from celery_claim.streams import append, scripts
@@ -29,6 +29,7 @@ SEPARATOR = "\x06\x16"
 class QoS(virtual.QoS):
     """Counts what the leases hold: they outlive the channel, and so does the right to acknowledge."""
 
+    channel: Any
     restore_at_shutdown = False
 
     def __init__(self, channel: Channel, prefetch_count: int = 0) -> None:
@@ -75,7 +76,7 @@ class Channel(virtual.Channel):
     QoS = QoS
     supports_fanout = True
     do_restore = False
-    body_encoding = None
+    body_encoding = None  # type: ignore[assignment]
     from_transport_options = ()
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
@@ -147,14 +148,16 @@ class Channel(virtual.Channel):
             self._put(queue, dict(message), must_exist=expires)
         return None
 
-    def _inplace_augment_message(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+    def _inplace_augment_message(self, message: dict[str, Any], exchange: Any, routing_key: Any) -> None:
         properties = message["properties"]
         properties["delivery_tag"] = self._next_delivery_tag()
         properties.setdefault("delivery_info", {}).update(exchange=exchange, routing_key=routing_key)
 
     # ---- exchanges, bindings, queues ------------------------------------------------------------------------
 
-    def exchange_declare(self, exchange: str | None = None, type: str = "direct", **kwargs: Any) -> None:
+    def exchange_declare(  # type: ignore[override]
+        self, exchange: str | None = None, type: str = "direct", **kwargs: Any
+    ) -> None:
         super().exchange_declare(exchange=exchange, type=type, **kwargs)
         if exchange and type and type != "direct" and not kwargs.get("passive"):
             # A producer that does not declare the exchange must still know how to route.
@@ -162,7 +165,7 @@ class Channel(virtual.Channel):
             self.connection.exchange_kinds[exchange] = type
 
     def typeof(self, exchange: str, default: str = "direct") -> Any:
-        declared = self.state.exchanges.get(exchange, {}).get("type", default)
+        declared = self.connection.state.exchanges.get(exchange, {}).get("type", default)
         if declared == "direct" and exchange:
             kinds = self.connection.exchange_kinds
             if exchange not in kinds:
@@ -184,7 +187,7 @@ class Channel(virtual.Channel):
         self._accepting_a_full_server("ZADD", self.keys.bindings(exchange), score, member)
 
     def _bind_again(self, exchange: str) -> None:
-        for bound in list(self.state.bindings):
+        for bound in list(self.connection.state.bindings):
             if bound.exchange == exchange:
                 self._queue_bind(exchange, bound.routing_key, None, bound.queue)
 
@@ -234,7 +237,7 @@ class Channel(virtual.Channel):
         else:
             self._accepting_a_full_server("SADD", self.keys.queues, queue)
 
-    def prepare_queue_arguments(self, arguments: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def prepare_queue_arguments(self, arguments: dict[str, Any] | None, **kwargs: Any) -> dict[str, Any]:
 
         return dict(to_rabbitmq_queue_arguments(arguments or {}, **kwargs))
 
@@ -293,7 +296,9 @@ class Channel(virtual.Channel):
 
     # ---- consume --------------------------------------------------------------------------------------------
 
-    def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> None:
+    def basic_consume(  # type: ignore[override]
+        self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any
+    ) -> None:
         super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
         if no_ack:
             self._no_ack.add(queue)
@@ -418,7 +423,7 @@ class Channel(virtual.Channel):
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         message = super().basic_get(queue, no_ack=no_ack, **kwargs)
         if message is not None and no_ack:
-            self.leases.ack(message.delivery_tag)
+            self.leases.ack(str(message.delivery_tag))
         return message
 
     # ---- the end --------------------------------------------------------------------------------------------

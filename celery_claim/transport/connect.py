@@ -89,10 +89,10 @@ def _through_sentinel(conninfo: Any, arguments: dict[str, Any]) -> Any:
         places.append((host or "localhost", int(port or 26379)))
     for name in ("host", "port"):
         arguments.pop(name)
-    sentinel = Sentinel(
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]
         places,
         min_other_sentinels=options.get("min_other_sentinels", 0),
         sentinel_kwargs=options.get("sentinel_kwargs"),
         **arguments,
     )
-    return sentinel.master_for(master, redis.Redis)
+    return sentinel.master_for(master, redis.Redis)  # type: ignore[no-untyped-call]

@@ -119,7 +119,9 @@ class Transport(virtual.Transport):
                 return True
         return False
 
-    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+    def drain_events(  # type: ignore[override]
+        self, connection: Any, timeout: float | None = None
+    ) -> None:
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             self._ready.clear()
@@ -138,7 +140,7 @@ class Transport(virtual.Transport):
         loop.add_reader(self._ears[0].fileno(), self.on_readable)
         self.wake()
 
-    def on_readable(self) -> None:
+    def on_readable(self) -> None:  # type: ignore[override]
         """Deliver one message per turn of the loop, so that acknowledgements come in between."""
         assert self._ears is not None
         try:
