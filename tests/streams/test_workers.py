@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from tests import processes
 
@@ -42,11 +43,11 @@ class Stage:
 
     def __init__(self, server: Any, folder: Path, started: processes.CeleryProcesses) -> None:
         self.server, self.started = server, started
+        # A database of its own: the URL names the broker's, and redis-py lets the URL win over an argument.
+        notes = server.url.rpartition("/")[0] + "/2"
         broker = server.url.replace("redis://", "redis-streams://", 1)
-        self.module = processes.write_module(
-            folder, PROGRAM.format(broker=broker, notes=server.url.rpartition("/")[0] + "/2"), "streamproj"
-        )
-        self.notes = server.client(db=2)
+        self.module = processes.write_module(folder, PROGRAM.format(broker=broker, notes=notes), "streamproj")
+        self.notes = redis.Redis.from_url(notes)
 
     def worker(self, name: str, *args: str) -> processes.CeleryProcess:
         return self.started.worker(self.module, "-n", f"{name}@test", "-l", "INFO", *args)
