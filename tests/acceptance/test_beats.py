@@ -163,6 +163,25 @@ def sent(redis_server: Any) -> Callable[[], int]:
 
 
 @pytest.mark.slow
+def test_a_crontab_goes_through_the_beginning_of_summer_time(entries: Callable[..., Any], redis_server: Any) -> None:
+    """C65: an entry of every minute in US/Pacific, thirty times as fast, from four minutes before the change on.
+
+    In autumn Celery's own crontab rests until its last minute comes again, under its stock scheduler too (celery
+    #6438): docs/explanation/windows.md says so.
+    """
+    client = redis_server.client()
+    beat = entries(**shifted_clock("@2026-03-08 09:56:00 x30"), TZ="UTC", ZONE="US/Pacific")
+    began = time.monotonic()
+
+    eventually(lambda: client.llen("minutely") >= 10, 60, "ten minutes of messages")
+
+    minutes = (time.monotonic() - began) * 30 / 60
+    assert client.llen("minutely") <= minutes + 1, "no minute twice"
+    assert "Traceback" not in beat.log()
+    client.close()
+
+
+@pytest.mark.slow
 def test_ordinary_entries_are_sent_once_and_go_on_when_their_beat_dies(
     entries: Callable[..., Any], sent: Callable[[], int]
 ) -> None:

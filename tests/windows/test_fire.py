@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_claim.exceptions import ConfigurationError
+from celery_claim.schedules import window
 from celery_claim.windows.fire import Outcome
 from tests.conftest import Database
 from tests.windows.fleet import HOUR, Fleet
@@ -178,6 +179,19 @@ def test_wake_opens_the_windows_of_a_task(fleet: Fleet) -> None:
     assert fleet.first.wake("proj.work") is False
     with pytest.raises(LookupError, match=r"proj\.other"):
         fleet.first.wake("proj.other")
+
+
+def test_a_message_with_fields_that_no_window_has_fires_nothing(fleet: Fleet) -> None:
+    """C73: no address in a message is ever asked."""
+    declared = {**window("proj.work", frequency=HOUR, name="w", run_type="any")["kwargs"]["window"]}
+
+    with pytest.raises(ConfigurationError, match="unknown fields callback, url"):
+        fleet.first.fire_declared({**declared, "url": "http://127.0.0.1:9/", "callback": "file:///etc/passwd"})
+    with pytest.raises(ConfigurationError, match="no frequency"):
+        fleet.first.fire_declared({key: value for key, value in declared.items() if key != "frequency"})
+
+    assert fleet.first.look().windows == {}
+    assert fleet.first.fire_declared(declared) is Outcome.FIRED
 
 
 # ---- where runs go
