@@ -133,6 +133,35 @@ def test_a_run_that_was_given_up_stops_and_its_end_is_refused(fleet: Fleet) -> N
     assert [each["state"] for each in fleet.runs()] == ["lost"]
 
 
+def test_a_consumer_that_was_replaced_does_not_come_back(fleet: Fleet) -> None:
+    """Frozen for longer than its lease, awake before any maintenance has marked it: its number is another's now."""
+    fleet.declare(max_run_time=1, continuous=True)
+    fleet.trigger()
+    (frozen,) = fleet.start_all()
+    lease = RunLease(fleet.first.statements, frozen, fleet.first.rules, heartbeat=0.0)
+    fleet.pass_time(30)
+    assert fleet.trigger() is Outcome.FIRED
+    assert [run["state"] for run in fleet.runs()] == ["running", "pending"]
+
+    with fleet.link() as link:
+        lease.keep(link)
+
+    assert lease.lost
+    assert fleet.runs()[0]["lease_until"] < fleet.first.look().now
+
+
+def test_a_consumer_that_was_replaced_has_no_successor(fleet: Fleet) -> None:
+    fleet.declare(max_run_time=1, continuous=True)
+    fleet.trigger()
+    (frozen,) = fleet.start_all()
+    fleet.pass_time(30)
+    assert fleet.trigger() is Outcome.FIRED
+
+    assert fleet.end(frozen, "timeout", unfinished=True) == []
+
+    assert [run["state"] for run in fleet.runs()] == ["timeout", "pending"]
+
+
 def test_a_pause_and_a_lower_concurrency_end_consumers(fleet: Fleet) -> None:
     fleet.declare(concurrency=2)
     fleet.trigger()
