@@ -236,12 +236,12 @@ class WindowStatements:
 
     @cached_property
     def renew(self) -> Update:
-        """Stay the owner of a running run."""
-        return update(self._run).values(lease_until=self._now + _value("timeout")).where(*self._ours)
+        """Stay the owner of a running run. A lease that is over stays so: the consumer id may be another's by now."""
+        return update(self._run).values(lease_until=self._now + _value("timeout")).where(*self._ours, self._leased)
 
     @cached_property
     def still_ours(self) -> Select[Any]:
-        return select(self._run.c.id).where(*self._ours)
+        return select(self._run.c.id).where(*self._ours, self._leased)
 
     @cached_property
     def bounds(self) -> Select[Any]:
@@ -428,6 +428,11 @@ class WindowStatements:
     @property
     def _this_message(self) -> tuple[ColumnElement[bool], ...]:
         return (*self._this_place, self._run.c.node == _value("to_node", String), self._run.c.state == "pending")
+
+    @property
+    def _leased(self) -> ColumnElement[bool]:
+        leased: ColumnElement[bool] = self._run.c.lease_until > self._now
+        return leased
 
     @property
     def _ours(self) -> tuple[ColumnElement[bool], ...]:
