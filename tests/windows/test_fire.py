@@ -155,6 +155,31 @@ def test_of_many_fires_in_one_slot_one_wins(fleet: Fleet) -> None:
     assert outcomes == [Outcome.FIRED, Outcome.NOT_DUE, Outcome.NOT_DUE]
 
 
+def test_of_eight_beats_at_every_slot_one_fires(fleet: Fleet, database: Database) -> None:
+    fleet.declare(max_run_time=1)
+    callers, slots = (8, 15) if database.can("row_locks") else (4, 5)
+    together = threading.Barrier(callers)
+    outcomes: list[list[Outcome]] = [[] for _ in range(slots)]
+
+    def beat() -> None:
+        dispatcher = fleet.dispatcher()
+        for slot in range(slots):
+            together.wait()
+            outcomes[slot].append(fleet.fire(by=dispatcher))
+            if together.wait() == 0:
+                fleet.pass_time(HOUR)
+
+    threads = [threading.Thread(target=beat) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert [Counter(each)[Outcome.FIRED] for each in outcomes] == [1] * slots
+    assert [run["fire_seq"] for run in fleet.runs()] == list(range(1, slots + 1))
+    assert fleet.events() == []
+
+
 def test_min_interval_holds_back_triggers_and_no_slot(fleet: Fleet) -> None:
     fleet.declare(min_interval=60)
     fleet.trigger()
