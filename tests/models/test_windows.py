@@ -94,11 +94,14 @@ class Windows(RuleBasedStateMachine):
     def start(self, data):
         waiting = self.fleet.runs()
         if waiting:
-            run = data.draw(st.sampled_from(waiting))
-            started = self.fleet.start(run, node=run["node"] or "n1")
-            if started is not None:
-                self.owners.append(started)
-                self.starts.append((run["fire_seq"], run["node"], run["consumer_id"], run["attempt"]))
+            self.begin(data.draw(st.sampled_from(waiting)))
+
+    def begin(self, run):
+        started = self.fleet.start(run, node=run["node"] or "n1")
+        if started is not None:
+            self.owners.append(started)
+            self.starts.append((run["fire_seq"], run["node"], run["consumer_id"], run["attempt"]))
+        return started
 
     @rule(data=st.data(), unfinished=st.booleans())
     def end(self, data, unfinished):
@@ -141,6 +144,17 @@ class Windows(RuleBasedStateMachine):
         # The grid stands still while the times move back: a slot is over when its start lies before this one.
         moved = before - round(seconds * 1000) if before else 0
         self.slot_fired = bool(before) and moved >= now - now % (HOUR * 1000)
+
+    @rule()
+    def wake_up_late(self):
+        """An owner was frozen for longer than its lease and its place filled, before any maintenance."""
+        self.resume()
+        self.trigger()
+        owners = [started for started in map(self.begin, self.fleet.runs("pending")) if started is not None]
+        self.pass_time(0.3)
+        self.trigger()
+        for owner in owners:
+            self.fleet.end(owner, "timeout", unfinished=True)
 
     # ---- what holds at any time
 
