@@ -23,8 +23,9 @@ _REQUIRED = frozenset(
         "queue",
         "args",
         "kwargs",
+        "enabled",
     )
-) | {"enabled"}
+)
 _DECLARED = _REQUIRED | {"continuous", "min_interval"}
 
 
