@@ -14,6 +14,7 @@ from uuid import uuid4
 from celery.beat import Scheduler
 
 from celery_claim.app import own_tables, setup, state_of
+from celery_claim.bootsteps import EXIT_CONFIGURATION
 from celery_claim.exceptions import ClaimError, ConfigurationError
 from celery_claim.outages import Outage
 from celery_claim.schedules import window_in
@@ -26,8 +27,6 @@ LEASE = "beat"
 LOOK_SECONDS = 5.0
 #: Seconds until what did not work, or a window that could not open, is tried again.
 RETRY_SECONDS = 1.0
-#: A beat that finds its configuration unusable ends with this code (sysexits.h: EX_CONFIG).
-EXIT_CONFIGURATION = 78
 
 
 class ClaimScheduler(Scheduler):

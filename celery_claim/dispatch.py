@@ -128,7 +128,7 @@ class Dispatcher:
         if self.settings.main_node is not None:
             return self.settings.main_node
         with self._linked() as link:
-            lease = leases.read(link, own_tables(self.app).nodes, "main")
+            lease = leases.read(link, own_tables(self.app).nodes, leases.MAIN_LEASE)
         return lease.owner if lease is not None and lease.left_ms > 0 else None
 
     @property
@@ -191,7 +191,7 @@ class Dispatcher:
         names += [name for name, each in self.declared().items() if each.task == task and name not in names]
         if not names:
             raise LookupError(f"no window of beat_schedule is for task {task!r}")
-        opened = [name for name in names if self.trigger(name, by=f"wake {_whoami()}")[0] is Outcome.FIRED]
+        opened = [name for name in names if self.trigger(name, by=f"wake {_whoami()}").outcome is Outcome.FIRED]
         return bool(opened)
 
     # ---- what a person changes

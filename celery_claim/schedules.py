@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -9,11 +10,13 @@ from datetime import datetime
 from typing import Any
 
 from celery.schedules import schedstate, schedule
-from celery.signals import import_modules
+from celery.signals import beat_init, import_modules
 
 from celery_claim.exceptions import ConfigurationError, did_you_mean
 from celery_claim.settings import MAX_CONCURRENCY
 from celery_claim.windows.window import RUN_TYPES, milliseconds
+
+logger = logging.getLogger(__name__)
 
 #: The task that opens windows, and the queue it travels on; every armed worker consumes it whatever its -Q says.
 FIRE_TASK = "celery_claim.fire"
@@ -144,6 +147,23 @@ def name_windows(sender: Any, **_: Any) -> None:
         definition = window_in(entry)
         if definition is not None and definition["name"] is None:
             definition["name"] = str(key)
+
+
+@beat_init.connect(weak=False)
+def warn_of_fractions(sender: Any, **_: Any) -> None:
+    """Say which windows a scheduler that keeps its entries in a database would round."""
+    if type(sender.scheduler).__module__ in ("celery.beat", "celery_claim.beat"):
+        return
+    for key, entry in dict(sender.app.conf.beat_schedule or {}).items():
+        definition = window_in(entry)
+        if definition is not None and definition["frequency"] % 1:
+            logger.warning(
+                "window %s: frequency=%g is no whole number of seconds, and %s may hold only those; "
+                "celery beat -S claim does not round",
+                definition["name"] or key,
+                definition["frequency"],
+                type(sender.scheduler).__name__,
+            )
 
 
 def _check_concurrency(task: Any, concurrency: int, max_concurrency: int | None) -> None:

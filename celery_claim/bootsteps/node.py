@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 ROLE_VARIABLE = "CLAIM_NODE_ROLE"
 #: The role whose holders share the lease of the main node.
 MAIN = "main"
-#: Name of that lease.
-MAIN_LEASE = "main"
 
 
 class NodeStep(bootsteps.StartStopStep):
@@ -186,7 +184,7 @@ class Heart(threading.Thread):
         identity = self._standing.identity
         if self._settings.main_node is None and identity.role == MAIN and self._standing.accepting:
             leases.acquire(
-                link, self._tables, MAIN_LEASE, identity.name, ttl_ms=round(self._settings.node_timeout * 1000)
+                link, self._tables, leases.MAIN_LEASE, identity.name, ttl_ms=round(self._settings.node_timeout * 1000)
             )
 
     def _step_back(self) -> None:
@@ -206,7 +204,7 @@ class Heart(threading.Thread):
         if not self._entered or self._standing.superseded:
             return
         with suppress(ClaimError), self._dispatcher.database.linked(lock_wait_seconds=1) as link:
-            leases.release(link, self._tables, MAIN_LEASE, self._standing.identity.name)
+            leases.release(link, self._tables, leases.MAIN_LEASE, self._standing.identity.name)
             registry.leave(link, self._tables, self._standing.identity)
 
     def _vitals(self) -> Vitals:

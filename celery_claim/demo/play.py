@@ -181,7 +181,6 @@ def _work(engine: Engine, plan: Plan, fleet: Fleet, watch: Watch, *, kill: bool)
             snapshot, changed = latest, looked
         if began is None and snapshot.handled:
             began = looked
-        steering.act(snapshot)
         watch.show(snapshot)
         if kill and killed is None and snapshot.ended * 2 >= snapshot.total:
             # A worker with a full batch shows more; towards the end any worker with a row will do.
@@ -189,6 +188,7 @@ def _work(engine: Engine, plan: Plan, fleet: Fleet, watch: Watch, *, kill: bool)
             killed = kill_holder(engine, fleet.workers, snapshot, least=least, seconds=watch.seconds)
             if killed:
                 watch.say(f"kill -9 {killed.worker}, which holds {len(killed.rows)} claimed rows")
+        steering.act(snapshot)
         if killed and back_after is None and not open_rows(engine, killed.rows):
             back_after = watch.seconds - killed.seconds
             watch.say(f"its {len(killed.rows)} rows are back and done, {back_after:.1f} s after the kill")

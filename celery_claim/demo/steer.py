@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from celery import Celery
 
@@ -12,8 +13,9 @@ from celery_claim.dispatch import Dispatcher
 from celery_claim.exceptions import ClaimError
 from celery_claim.windows.fire import Outcome
 
-#: Shares of the rows that have ended when the window is opened by hand, and when it gets more consumers.
-TRIGGER_AT, WIDEN_AT = 0.15, 0.3
+#: Shares of the rows that have ended when the window is opened by hand, when it gets more consumers, and when it is too
+#: late for either: half way a worker is killed, and that is not to be missed.
+TRIGGER_AT, WIDEN_AT, TOO_LATE = 0.1, 0.25, 0.4
 
 
 class Steering:
@@ -28,6 +30,8 @@ class Steering:
             task_default_queue=plan.queue,
         )
         self._dispatcher = Dispatcher.of(app)
+        with suppress(ClaimError):  # the workers make the tables as well
+            self._dispatcher.prepare()
         self._consumers = plan.consumers
         self._say = say
         self._fires = 0
@@ -39,9 +43,9 @@ class Steering:
         try:
             if share and not self._fires:
                 self._tell_of_the_first_fire()
-            if share >= TRIGGER_AT and not self._triggered:
+            if TRIGGER_AT <= share < TOO_LATE and not self._triggered:
                 self._trigger()
-            elif share >= WIDEN_AT and not self._widened:
+            elif WIDEN_AT <= share < TOO_LATE and not self._widened:
                 self._widen()
         except ClaimError:
             # SQLite has one writer, and the workers keep it busy: the next look is soon.

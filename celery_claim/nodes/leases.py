@@ -10,6 +10,9 @@ from celery_claim.exceptions import ValueRefused
 from celery_claim.nodes.sql.statements import statements_of
 from celery_claim.nodes.sql.tables import NodeTables
 
+#: The lease whose owner is the main node.
+MAIN_LEASE = "main"
+
 
 @dataclass(frozen=True)
 class Lease:

@@ -83,8 +83,6 @@ class Fires:
     runs: list[Run] = field(default_factory=list)
     #: Window -> why no node could be chosen.
     reasons: dict[str, str] = field(default_factory=dict)
-    #: Milliseconds between the start of the slot and the fire, for the windows that fired.
-    lateness: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -261,7 +259,6 @@ def _open(
             manned.append(window.name)
             runs = runs_at(window, window.fire_seq + 1, *chosen)
             fires.runs += runs
-            fires.lateness[window.name] = now - slot_start(now, window.frequency)
             rows += [run_row(run, now, "scheduled") for run in runs]
         rows += _missed_before(window, now)
     for statement, names in ((statements.mark_fired, manned), (statements.mark_unmanned, unmanned)):

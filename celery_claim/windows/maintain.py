@@ -5,7 +5,7 @@ over, forget what is old. Every step is a statement of its own that may be repea
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery_claim.database import Link
@@ -67,10 +67,10 @@ def resend(link: Link, statements: WindowStatements, rules: Rules, *, accept_tim
         window = windows.get(row["window"])
         if window is None:
             continue
-        run: Run | None = _run_of(row, window)
-        if window.run_type == "auto" and row["node"]:
-            run = _moved(link, statements, row, _run_of(row, window), seen, rules)
-        if run is not None and (row["unpublished"] or run.attempt != row["attempt"]):
+        waiting = _run_of(row, window)
+        moves = window.run_type == "auto" and waiting.node
+        run = _moved(link, statements, row, waiting, seen, rules) if moves else waiting
+        if run is not None and (row["unpublished"] or run is not waiting):
             runs.append(run)
     return runs
 
@@ -114,15 +114,7 @@ def _moved(link: Link, statements: WindowStatements, row: Any, run: Run, seen: F
     node = seen.another(run.node, rules.queue_of(run.window))
     if node is None:
         return run
-    moved = Run(
-        window=run.window,
-        fire_seq=run.fire_seq,
-        node=node,
-        consumer_id=run.consumer_id,
-        ordinal=run.ordinal,
-        consumers=run.consumers,
-        attempt=run.attempt + 1,
-    )
+    moved = replace(run, node=node, attempt=run.attempt + 1)
     change = {"run_id": row["id"], "number": run.attempt, "new_node": node, "new_task_id": moved.task_id}
     if not link.execute(statements.move, change).rowcount:
         return None

@@ -89,7 +89,7 @@ class Field:
             Place(node, consumer_id, number * window.concurrency + consumer_id)
             for number, node in enumerate(nodes)
             for consumer_id in range(window.concurrency)
-            if not self._is_busy(window, node, consumer_id)
+            if not self.is_busy(window, node, consumer_id)
         ]
         self.load.update(place.node for place in free)
         return len(nodes) * window.concurrency, free
@@ -128,7 +128,8 @@ class Field:
         # A node tells of its tasks only now and then; the table of runs knows of those that were just sent to it.
         return max(node.running, self.load[node.name])
 
-    def _is_busy(self, window: Window, node: str, consumer_id: int) -> bool:
+    def is_busy(self, window: Window, node: str, consumer_id: int) -> bool:
+        """Whether a live run has this consumer id."""
         if window.run_type == "all":
             return (window.name, node, consumer_id) in self.live
         # One consumer of each number, wherever it runs: a long row on another node occupies its number.

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from celery_claim.database import Link
-from celery_claim.windows.fire import ERROR_LENGTH, Rules, Run, lock, run_row
+from celery_claim.windows.fire import ERROR_LENGTH, Rules, Run, lock, read_field, run_row
 from celery_claim.windows.sql.statements import WindowStatements
 from celery_claim.windows.sql.tables import COUNTS
 from celery_claim.windows.window import Window
@@ -114,6 +114,9 @@ def end(link: Link, statements: WindowStatements, run: Started, ended: End, rule
             # successor, if any, is in the table and is sent by the maintenance.
             return [] if link.execute(statements.ended_as, ours).scalar() == ended.state else None
         successors = [_successor(run, window) for window in windows if ended.unfinished and _goes_on(run, window)]
+        if successors and read_field(link, statements, rules).is_busy(windows[0], run.node, run.consumer_id):
+            # Our lease was over and a later fire has filled our place, before any maintenance marked us as lost.
+            successors = []
         if successors:
             link.execute(statements.add_runs, [run_row(each, now, "chained") for each in successors])
         link.execute(statements.free_window, {"window_name": run.window, "fire": run.fire_seq})

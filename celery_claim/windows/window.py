@@ -7,7 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_claim.exceptions import ConfigurationError, did_you_mean
+
 RUN_TYPES = ("auto", "all", "main", "any")
+#: The fields of a window in a beat entry. Those of later versions may be absent from an entry that is stored.
+_REQUIRED = frozenset(
+    (
+        "name",
+        "task",
+        "frequency",
+        "max_run_time",
+        "concurrency",
+        "max_concurrency",
+        "run_type",
+        "queue",
+        "args",
+        "kwargs",
+        "enabled",
+    )
+)
+_DECLARED = _REQUIRED | {"continuous", "min_interval"}
 
 
 @dataclass(frozen=True)
@@ -30,7 +49,16 @@ class Definition:
 
     @classmethod
     def from_entry(cls, name: str, declared: Mapping[str, Any]) -> Definition:
-        """The definition that a beat entry carries; there, lengths of time are seconds."""
+        """The definition that a beat entry carries; there, lengths of time are seconds.
+
+        Raises ConfigurationError for what window() does not make: whoever writes messages by hand gets no further.
+        """
+        unknown = sorted(declared.keys() - _DECLARED)
+        missing = sorted(_REQUIRED - declared.keys())
+        if unknown or missing:
+            hint = did_you_mean(unknown[0], _DECLARED) if unknown else ""
+            what = f"unknown fields {', '.join(unknown)}" if unknown else f"no {', '.join(missing)}"
+            raise ConfigurationError(f"window {name}: {what}.{hint} Declare it with celery_claim.window()")
         interval = declared.get("min_interval")
         return cls(
             name=name,

@@ -56,11 +56,17 @@ def test_each_run_type_goes_where_it_promises(mariadb: Database, stage: Stages) 
 
     names = {f"w{number}@test" for number in (1, 2, 3)}
     assert all(len({node for node, _ in each}) == 1 for each in places(show, "auto").values())
-    assert {node for each in places(show, "auto").values() for node, _ in each} == names, "round robin"
+    # In turn among the least loaded; the main node is often not among them.
+    assert len({node for each in places(show, "auto").values() for node, _ in each}) >= 2
     assert places(show, "all")[2] == {(node, number) for node in names for number in (0, 1)}
     assert {node for each in places(show, "main").values() for node, _ in each} == {"w2@test"}
     assert all({number for _, number in each} <= {0, 1} for each in places(show, "any").values())
-    assert Counter(run["state"] for kind in kinds for run in runs(show, kind)).keys() <= {"empty", "pending", "running"}
+    assert Counter(run["state"] for kind in kinds for run in runs(show, kind)).keys() <= {
+        "empty",
+        "pending",
+        "running",
+        "missed",  # on a machine that is too slow for slots of two seconds
+    }
 
 
 @pytest.mark.slow

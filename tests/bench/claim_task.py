@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +33,7 @@ def prepare(seat: Seat, url: str, batch: int, done: str, kind: str, path: Path |
 
     def drain() -> dict[str, Any]:
         with claims:
-            counts = task._drain(deadline=math.inf, limit=None, in_worker=True, place=place)
+            counts = task._consume(task._consumer(in_worker=True, place=place))
         if counts.claimed != counts.succeeded:
             raise RuntimeError(f"not every row succeeded: {counts}")
         return {

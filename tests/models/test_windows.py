@@ -28,6 +28,8 @@ class Windows(RuleBasedStateMachine):
         #: (fire, place, attempt) of every run that somebody started.
         self.starts: list = []
         self.fired: list[int] = []
+        #: Every run that was ever in the table: its history is complete.
+        self.known: set[int] = set()
         self.slot_fired = False
 
     @initialize(kind=st.sampled_from(["any", "all", "auto"]), continuous=st.booleans(), concurrency=st.integers(1, 3))
@@ -46,7 +48,9 @@ class Windows(RuleBasedStateMachine):
 
     @rule(second=st.booleans())
     def fire(self, second):
+        before = {run["id"] for run in self.fleet.runs()}
         outcome = self.fleet.fire(by=self.fleet.second if second else None)
+        self.within_concurrency(before)
         if outcome in (Outcome.FIRED, Outcome.BUSY, Outcome.NO_NODE):
             assert not self.slot_fired, "one fire per slot"
             self.slot_fired = True
@@ -54,10 +58,17 @@ class Windows(RuleBasedStateMachine):
     @rule()
     def trigger(self):
         before = self.fleet.window().last_slot_start
+        runs = {run["id"] for run in self.fleet.runs()}
         outcome = self.fleet.trigger()
+        self.within_concurrency(runs)
         assert self.fleet.window().last_slot_start == before
         if outcome is Outcome.FIRED:
             assert self.fleet.trigger() is Outcome.OCCUPIED
+
+    def within_concurrency(self, before):
+        """What was added has a number below the concurrency of this moment."""
+        added = [run["consumer_id"] for run in self.fleet.runs() if run["id"] not in before]
+        assert all(number < self.fleet.window().concurrency for number in added)
 
     @rule()
     def pause(self):
@@ -83,11 +94,14 @@ class Windows(RuleBasedStateMachine):
     def start(self, data):
         waiting = self.fleet.runs()
         if waiting:
-            run = data.draw(st.sampled_from(waiting))
-            started = self.fleet.start(run, node=run["node"] or "n1")
-            if started is not None:
-                self.owners.append(started)
-                self.starts.append((run["fire_seq"], run["node"], run["consumer_id"], run["attempt"]))
+            self.begin(data.draw(st.sampled_from(waiting)))
+
+    def begin(self, run):
+        started = self.fleet.start(run, node=run["node"] or "n1")
+        if started is not None:
+            self.owners.append(started)
+            self.starts.append((run["fire_seq"], run["node"], run["consumer_id"], run["attempt"]))
+        return started
 
     @rule(data=st.data(), unfinished=st.booleans())
     def end(self, data, unfinished):
@@ -102,11 +116,24 @@ class Windows(RuleBasedStateMachine):
             if before[owner.id] in ("lost", "missed"):
                 assert successors is None
 
+    @rule(data=st.data())
+    def renew(self, data):
+        """By any owner, late ones too: a lease that is over stays so."""
+        if self.owners:
+            owner = data.draw(st.sampled_from(self.owners))
+            before = {run["id"]: run for run in self.fleet.runs()}[owner.id]
+            now = self.fleet.first.look().now
+            with self.fleet.link() as link:
+                ours = {"run_id": owner.id, "by_token": owner.token, "timeout": self.fleet.first.rules.node_timeout}
+                renewed = link.execute(self.fleet.first.statements.renew, ours).rowcount
+            if before["state"] != "running" or before["lease_until"] <= now:
+                assert not renewed
+
     @rule()
     def maintain(self):
         self.fleet.maintain()
 
-    @rule(share=st.sampled_from([0.1, 0.3, 1, 2]))
+    @rule(share=st.sampled_from([0.003, 0.1, 0.3, 1, 2]))
     def pass_time(self, share):
         seconds = share * HOUR
         before = self.fleet.window().last_slot_start
@@ -118,18 +145,34 @@ class Windows(RuleBasedStateMachine):
         moved = before - round(seconds * 1000) if before else 0
         self.slot_fired = bool(before) and moved >= now - now % (HOUR * 1000)
 
+    @rule()
+    def wake_up_late(self):
+        """An owner was frozen for longer than its lease and its place filled, before any maintenance."""
+        self.resume()
+        self.trigger()
+        owners = [started for started in map(self.begin, self.fleet.runs("pending")) if started is not None]
+        self.pass_time(0.3)
+        self.trigger()
+        for owner in owners:
+            self.fleet.end(owner, "timeout", unfinished=True)
+
     # ---- what holds at any time
 
     @invariant()
     def no_number_has_two_live_runs(self):
         now = self.fleet.first.look().now if hasattr(self, "kind") else 0
+        runs = self.fleet.runs() if now else []
+        ids = {run["id"] for run in runs}
+        assert self.known <= ids
+        self.known = ids
         live = [
             (run["node"] if self.kind == "all" else "", run["consumer_id"])
-            for run in (self.fleet.runs() if now else [])
+            for run in runs
             if (run["state"] == "pending" and run["start_before"] > now)
             or (run["state"] == "running" and run["lease_until"] > now)
         ]
         assert len(live) == len(set(live))
+        assert len(live) <= CAP * (2 if self.kind == "all" else 1)
 
     @invariant()
     def nothing_starts_twice(self):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_claim.exceptions import ConfigurationError
+from celery_claim.schedules import window
 from celery_claim.windows.fire import Outcome
 from tests.conftest import Database
 from tests.windows.fleet import HOUR, Fleet
@@ -154,6 +155,31 @@ def test_of_many_fires_in_one_slot_one_wins(fleet: Fleet) -> None:
     assert outcomes == [Outcome.FIRED, Outcome.NOT_DUE, Outcome.NOT_DUE]
 
 
+def test_of_eight_beats_at_every_slot_one_fires(fleet: Fleet, database: Database) -> None:
+    fleet.declare(max_run_time=1)
+    callers, slots = (8, 15) if database.can("row_locks") else (4, 5)
+    together = threading.Barrier(callers)
+    outcomes: list[list[Outcome]] = [[] for _ in range(slots)]
+
+    def beat() -> None:
+        dispatcher = fleet.dispatcher()
+        for slot in range(slots):
+            together.wait()
+            outcomes[slot].append(fleet.fire(by=dispatcher))
+            if together.wait() == 0:
+                fleet.pass_time(HOUR)
+
+    threads = [threading.Thread(target=beat) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert [Counter(each)[Outcome.FIRED] for each in outcomes] == [1] * slots
+    assert [run["fire_seq"] for run in fleet.runs()] == list(range(1, slots + 1))
+    assert fleet.events() == []
+
+
 def test_min_interval_holds_back_triggers_and_no_slot(fleet: Fleet) -> None:
     fleet.declare(min_interval=60)
     fleet.trigger()
@@ -178,6 +204,19 @@ def test_wake_opens_the_windows_of_a_task(fleet: Fleet) -> None:
     assert fleet.first.wake("proj.work") is False
     with pytest.raises(LookupError, match=r"proj\.other"):
         fleet.first.wake("proj.other")
+
+
+def test_a_message_with_fields_that_no_window_has_fires_nothing(fleet: Fleet) -> None:
+    """C73: no address in a message is ever asked."""
+    declared = {**window("proj.work", frequency=HOUR, name="w", run_type="any")["kwargs"]["window"]}
+
+    with pytest.raises(ConfigurationError, match="unknown fields callback, url"):
+        fleet.first.fire_declared({**declared, "url": "http://127.0.0.1:9/", "callback": "file:///etc/passwd"})
+    with pytest.raises(ConfigurationError, match="no frequency"):
+        fleet.first.fire_declared({key: value for key, value in declared.items() if key != "frequency"})
+
+    assert fleet.first.look().windows == {}
+    assert fleet.first.fire_declared(declared) is Outcome.FIRED
 
 
 # ---- where runs go

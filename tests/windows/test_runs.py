@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from celery_claim.exceptions import DatabaseUnavailable
 from celery_claim.windows.fire import Outcome
@@ -133,6 +134,35 @@ def test_a_run_that_was_given_up_stops_and_its_end_is_refused(fleet: Fleet) -> N
     assert [each["state"] for each in fleet.runs()] == ["lost"]
 
 
+def test_a_consumer_that_was_replaced_does_not_come_back(fleet: Fleet) -> None:
+    """Frozen for longer than its lease, awake before any maintenance has marked it: its number is another's now."""
+    fleet.declare(max_run_time=1, continuous=True)
+    fleet.trigger()
+    (frozen,) = fleet.start_all()
+    lease = RunLease(fleet.first.statements, frozen, fleet.first.rules, heartbeat=0.0)
+    fleet.pass_time(30)
+    assert fleet.trigger() is Outcome.FIRED
+    assert [run["state"] for run in fleet.runs()] == ["running", "pending"]
+
+    with fleet.link() as link:
+        lease.keep(link)
+
+    assert lease.lost
+    assert fleet.runs()[0]["lease_until"] < fleet.first.look().now
+
+
+def test_a_consumer_that_was_replaced_has_no_successor(fleet: Fleet) -> None:
+    fleet.declare(max_run_time=1, continuous=True)
+    fleet.trigger()
+    (frozen,) = fleet.start_all()
+    fleet.pass_time(30)
+    assert fleet.trigger() is Outcome.FIRED
+
+    assert fleet.end(frozen, "timeout", unfinished=True) == []
+
+    assert [run["state"] for run in fleet.runs()] == ["timeout", "pending"]
+
+
 def test_a_pause_and_a_lower_concurrency_end_consumers(fleet: Fleet) -> None:
     fleet.declare(concurrency=2)
     fleet.trigger()
@@ -190,9 +220,9 @@ def test_the_next_slot_fills_only_numbers_without_a_chained_run(fleet: Fleet) ->
     fleet.fire()
     first, second = fleet.start_all()
     fleet.pass_time(2 * HOUR)
-    for run in (first, second):  # their leases were renewed all the while
-        with fleet.link() as link:
-            link.execute(fleet.first.statements.renew, {"run_id": run.id, "by_token": run.token, "timeout": 20_000})
+    soon = fleet.first.look().now + 20_000
+    with fleet.link() as link:  # their leases were renewed all the while
+        link.execute(update(fleet.tables.run).values(lease_until=soon))
     fleet.end(first, "timeout", unfinished=True)
     fleet.end(second)
 

@@ -33,6 +33,7 @@ from sqlalchemy import (
 )
 
 from celery_claim.dialects import Dialect, epoch_milliseconds
+from celery_claim.nodes.leases import MAIN_LEASE
 from celery_claim.windows.sql.tables import COUNTS, WindowTables
 
 #: States of a run that is over, whatever became of it.
@@ -119,7 +120,7 @@ class WindowStatements:
             null(),
             null(),
             null(),
-        ).where(self._lease.c.name == "main", self._lease.c.expires_at > self._now)
+        ).where(self._lease.c.name == MAIN_LEASE, self._lease.c.expires_at > self._now)
         clock = select(literal("clock"), null(), null(), self._now, null(), null())
         return nodes.union_all(runs, leases, clock)
 
@@ -236,12 +237,12 @@ class WindowStatements:
 
     @cached_property
     def renew(self) -> Update:
-        """Stay the owner of a running run."""
-        return update(self._run).values(lease_until=self._now + _value("timeout")).where(*self._ours)
+        """Stay the owner of a running run. A lease that is over stays so: the consumer id may be another's by now."""
+        return update(self._run).values(lease_until=self._now + _value("timeout")).where(*self._ours, self._leased)
 
     @cached_property
     def still_ours(self) -> Select[Any]:
-        return select(self._run.c.id).where(*self._ours)
+        return select(self._run.c.id).where(*self._ours, self._leased)
 
     @cached_property
     def bounds(self) -> Select[Any]:
@@ -317,19 +318,16 @@ class WindowStatements:
     @cached_property
     def dead_runs(self) -> Select[Any]:
         """Runs whose consumer is gone: nobody renews them, or their worker was started again under its name."""
-        run, node = self._run.c, self._node.c
-        restarted = exists().where(node.node == run.node, node.boot_id != run.boot_id)
+        run = self._run.c
         page = select(run.id, run.window, run.fire_seq, run.consumer_id, run.node)
-        return page.where(run.state == "running", or_(run.lease_until <= self._now, restarted)).order_by(run.id)
+        return page.where(*self._abandoned).order_by(run.id)
 
     @cached_property
     def lose(self) -> Update:
-        run, node = self._run.c, self._node.c
-        restarted = exists().where(node.node == run.node, node.boot_id != run.boot_id)
         return (
             update(self._run)
             .values(state="lost", finished_at=self._now, error="its consumer was killed, frozen or cut off")
-            .where(run.id == _value("run_id"), run.state == "running", or_(run.lease_until <= self._now, restarted))
+            .where(self._run.c.id == _value("run_id"), *self._abandoned)
         )
 
     @cached_property
@@ -428,6 +426,18 @@ class WindowStatements:
     @property
     def _this_message(self) -> tuple[ColumnElement[bool], ...]:
         return (*self._this_place, self._run.c.node == _value("to_node", String), self._run.c.state == "pending")
+
+    @property
+    def _abandoned(self) -> tuple[ColumnElement[bool], ...]:
+        """A running run whose consumer is gone."""
+        run, node = self._run.c, self._node.c
+        restarted = exists().where(node.node == run.node, node.boot_id != run.boot_id)
+        return (run.state == "running", or_(run.lease_until <= self._now, restarted))
+
+    @property
+    def _leased(self) -> ColumnElement[bool]:
+        leased: ColumnElement[bool] = self._run.c.lease_until > self._now
+        return leased
 
     @property
     def _ours(self) -> tuple[ColumnElement[bool], ...]:

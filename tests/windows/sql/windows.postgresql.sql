@@ -77,7 +77,7 @@ UPDATE celery_claim_run SET state=:state::VARCHAR, finished_at=CAST(FLOOR(EXTRAC
 UPDATE celery_claim_run SET node=:new_node::VARCHAR, attempt=(celery_claim_run.attempt + :attempt_1::INTEGER), published_at=NULL, task_id=:new_task_id::VARCHAR WHERE celery_claim_run.id = :run_id::BIGINT AND celery_claim_run.attempt = :number::INTEGER AND celery_claim_run.state = :state_1::VARCHAR;
 
 -- renew
-UPDATE celery_claim_run SET lease_until=(CAST(FLOOR(EXTRACT(EPOCH FROM statement_timestamp()) * 1000) AS BIGINT) + :timeout::BIGINT) WHERE celery_claim_run.id = :run_id::BIGINT AND celery_claim_run.token = :by_token::VARCHAR AND celery_claim_run.state = :state_1::VARCHAR;
+UPDATE celery_claim_run SET lease_until=(CAST(FLOOR(EXTRACT(EPOCH FROM statement_timestamp()) * 1000) AS BIGINT) + :timeout::BIGINT) WHERE celery_claim_run.id = :run_id::BIGINT AND celery_claim_run.token = :by_token::VARCHAR AND celery_claim_run.state = :state_1::VARCHAR AND celery_claim_run.lease_until > CAST(FLOOR(EXTRACT(EPOCH FROM statement_timestamp()) * 1000) AS BIGINT);
 
 -- start
 UPDATE celery_claim_run SET node=:by_node::VARCHAR, state=:state::VARCHAR, token=:by_token::VARCHAR, boot_id=:boot::VARCHAR, stop_at=(CAST(FLOOR(EXTRACT(EPOCH FROM statement_timestamp()) * 1000) AS BIGINT) + celery_claim_run.max_run_time), lease_until=(CAST(FLOOR(EXTRACT(EPOCH FROM statement_timestamp()) * 1000) AS BIGINT) + :timeout::BIGINT), started_at=CAST(FLOOR(EXTRACT(EPOCH FROM statement_timestamp()) * 1000) AS BIGINT), pid=:by_pid::INTEGER WHERE celery_claim_run."window" = :of_window::VARCHAR AND celery_claim_run.fire_seq = :fire::BIGINT AND celery_claim_run.consumer_id = :consumer::INTEGER AND celery_claim_run.attempt = :number::INTEGER AND celery_claim_run.node = :to_node::VARCHAR AND celery_claim_run.state = :state_1::VARCHAR AND celery_claim_run.start_before >= CAST(FLOOR(EXTRACT(EPOCH FROM statement_timestamp()) * 1000) AS BIGINT);
@@ -86,7 +86,7 @@ UPDATE celery_claim_run SET node=:by_node::VARCHAR, state=:state::VARCHAR, token
 SELECT celery_claim_run.id, celery_claim_run.stop_at - CAST(FLOOR(EXTRACT(EPOCH FROM statement_timestamp()) * 1000) AS BIGINT) AS "left", celery_claim_run.slot_start, celery_claim_run.ordinal, celery_claim_run.consumers FROM celery_claim_run WHERE celery_claim_run."window" = :of_window::VARCHAR AND celery_claim_run.fire_seq = :fire::BIGINT AND celery_claim_run.consumer_id = :consumer::INTEGER AND celery_claim_run.attempt = :number::INTEGER AND celery_claim_run.token = :by_token::VARCHAR;
 
 -- still_ours
-SELECT celery_claim_run.id FROM celery_claim_run WHERE celery_claim_run.id = :run_id::BIGINT AND celery_claim_run.token = :by_token::VARCHAR AND celery_claim_run.state = :state_1::VARCHAR;
+SELECT celery_claim_run.id FROM celery_claim_run WHERE celery_claim_run.id = :run_id::BIGINT AND celery_claim_run.token = :by_token::VARCHAR AND celery_claim_run.state = :state_1::VARCHAR AND celery_claim_run.lease_until > CAST(FLOOR(EXTRACT(EPOCH FROM statement_timestamp()) * 1000) AS BIGINT);
 
 -- too_many
 SELECT celery_claim_run.id FROM celery_claim_run WHERE celery_claim_run.id < :bound::BIGINT AND celery_claim_run.state IN (['done', 'empty', 'timeout', 'error', 'skipped', 'missed', 'lost']) ORDER BY celery_claim_run.id LIMIT :limit::INTEGER;

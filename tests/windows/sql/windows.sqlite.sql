@@ -77,7 +77,7 @@ UPDATE celery_claim_run SET state=:state, finished_at=(CAST(strftime('%s', 'now'
 UPDATE celery_claim_run SET node=:new_node, attempt=(celery_claim_run.attempt + :attempt_1), published_at=NULL, task_id=:new_task_id WHERE celery_claim_run.id = :run_id AND celery_claim_run.attempt = :number AND celery_claim_run.state = :state_1;
 
 -- renew
-UPDATE celery_claim_run SET lease_until=((CAST(strftime('%s', 'now') AS INTEGER) * 1000 + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER)) + :timeout) WHERE celery_claim_run.id = :run_id AND celery_claim_run.token = :by_token AND celery_claim_run.state = :state_1;
+UPDATE celery_claim_run SET lease_until=((CAST(strftime('%s', 'now') AS INTEGER) * 1000 + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER)) + :timeout) WHERE celery_claim_run.id = :run_id AND celery_claim_run.token = :by_token AND celery_claim_run.state = :state_1 AND celery_claim_run.lease_until > (CAST(strftime('%s', 'now') AS INTEGER) * 1000 + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER));
 
 -- start
 UPDATE celery_claim_run SET node=:by_node, state=:state, token=:by_token, boot_id=:boot, stop_at=((CAST(strftime('%s', 'now') AS INTEGER) * 1000 + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER)) + celery_claim_run.max_run_time), lease_until=((CAST(strftime('%s', 'now') AS INTEGER) * 1000 + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER)) + :timeout), started_at=(CAST(strftime('%s', 'now') AS INTEGER) * 1000 + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER)), pid=:by_pid WHERE celery_claim_run.window = :of_window AND celery_claim_run.fire_seq = :fire AND celery_claim_run.consumer_id = :consumer AND celery_claim_run.attempt = :number AND celery_claim_run.node = :to_node AND celery_claim_run.state = :state_1 AND celery_claim_run.start_before >= (CAST(strftime('%s', 'now') AS INTEGER) * 1000 + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER));
@@ -86,7 +86,7 @@ UPDATE celery_claim_run SET node=:by_node, state=:state, token=:by_token, boot_i
 SELECT celery_claim_run.id, celery_claim_run.stop_at - (CAST(strftime('%s', 'now') AS INTEGER) * 1000 + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER)) AS "left", celery_claim_run.slot_start, celery_claim_run.ordinal, celery_claim_run.consumers FROM celery_claim_run WHERE celery_claim_run.window = :of_window AND celery_claim_run.fire_seq = :fire AND celery_claim_run.consumer_id = :consumer AND celery_claim_run.attempt = :number AND celery_claim_run.token = :by_token;
 
 -- still_ours
-SELECT celery_claim_run.id FROM celery_claim_run WHERE celery_claim_run.id = :run_id AND celery_claim_run.token = :by_token AND celery_claim_run.state = :state_1;
+SELECT celery_claim_run.id FROM celery_claim_run WHERE celery_claim_run.id = :run_id AND celery_claim_run.token = :by_token AND celery_claim_run.state = :state_1 AND celery_claim_run.lease_until > (CAST(strftime('%s', 'now') AS INTEGER) * 1000 + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER));
 
 -- too_many
 SELECT celery_claim_run.id FROM celery_claim_run WHERE celery_claim_run.id < :bound AND celery_claim_run.state IN (['done', 'empty', 'timeout', 'error', 'skipped', 'missed', 'lost']) ORDER BY celery_claim_run.id LIMIT :limit OFFSET :param_1;
