@@ -34,6 +34,17 @@ class Entry(NamedTuple):
         return f"{self.id}/{self.deliveries}/{self.stream}"
 
 
+def settle(client: Any, group: str, entries: Iterable[Entry]) -> None:
+    """Acknowledge and delete messages."""
+    ids: dict[str, list[str]] = {}
+    for entry in entries:
+        ids.setdefault(entry.stream, []).append(entry.id)
+    arguments: list[Any] = [group]
+    for of_stream in ids.values():
+        arguments += [len(of_stream), *of_stream]
+    scripts.run(client, "settle", list(ids), arguments)
+
+
 class Leases:
     """The messages of one consumer name.
 
@@ -114,12 +125,7 @@ class Leases:
                 batch = dict(self._acked)
             if not batch:
                 return
-            scripts.run(
-                self.client,
-                "settle",
-                [entry.stream for entry in batch.values()],
-                [self.options.group, *(entry.id for entry in batch.values())],
-            )
+            settle(self.client, self.options.group, batch.values())
             with self._lock:
                 for tag in batch:
                     del self._acked[tag]

@@ -240,7 +240,7 @@ class Reader(threading.Thread):
                     yield _read(streams[stream], stream, id_, 1, fields)
                 else:
                     # A call to look again, which is what follows.
-                    scripts.run(self.client, "settle", [stream], [self.options.group, id_])
+                    scripts.run(self.client, "settle", [stream], [self.options.group, 1, id_])
 
     def _hand_over(self, reads: list[Read], room: int) -> None:
         self.leases.hold((read.tag, read.entry) for read in reads)
