@@ -58,7 +58,7 @@ class Leases:
     def __init__(self, client: Any, keys: Keys, options: StreamOptions, on_room: Callable[[], None]) -> None:
         self.client, self.keys, self.options = client, keys, options
         self.consumer = new_consumer_name()
-        self.streams: set[str] = set()
+        self.queues: set[str] = set()
         self.left = False
         self._pid = os.getpid()
         self._on_room = on_room
@@ -178,7 +178,7 @@ class Leases:
         """Renew what the server lists for this consumer, and tell of what it lists no more."""
         with self._lock:
             held = dict(self._held)
-            names = sorted(self.streams)
+            names = [stream for queue in self.queues for stream in self.keys.streams(queue)]
         arguments = [self.options.group, self.consumer]
         if self.left:
             # Under a name that reads no more, a reply that was lost on the wire must not be renewed for ever.
@@ -238,8 +238,9 @@ class Leases:
         self.end()
 
     def _remove_consumer(self) -> None:
-        if self.streams:
-            scripts.run(self.client, "leave", sorted(self.streams), [self.options.group, self.consumer])
+        names = [name for queue in self.queues for name in (*self.keys.streams(queue), self.keys.wake(queue))]
+        if names:
+            scripts.run(self.client, "leave", names, [self.options.group, self.consumer])
 
     def end(self) -> None:
         """Nothing is left to keep."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -22,6 +23,8 @@ logger = logging.getLogger("celery_claim.streams")
 LOOK_AGAIN_SECONDS = 0.05
 #: Seconds between two tries to end a read that is about to wait but has not reached the server yet.
 UNBLOCK_AGAIN_SECONDS = 0.002
+#: And how many: on a connection that is dead without knowing it, no try will help.
+UNBLOCK_TRIES = 50
 
 
 class Room(NamedTuple):
@@ -54,8 +57,8 @@ class Host(Protocol):
     def declare(self, queues: tuple[str, ...]) -> None:
         """Make the keys of queues that are missing."""
 
-    def keep_alive(self, queues: tuple[str, ...]) -> float:
-        """Put off the end of queues that expire unless somebody reads them; seconds until the next time."""
+    def tend(self, queues: tuple[str, ...]) -> float:
+        """Keep queues that are read from expiring, and tidy up after others; seconds until the next time."""
 
 
 class Reader(threading.Thread):
@@ -74,15 +77,17 @@ class Reader(threading.Thread):
         self._waiting = self._stopping = False
         self._client_id: int | None = None
         self._recover_at = time.monotonic() + options.recovery_grace
-        self._keep_alive_at = 0.0
+        self._tend_at = 0.0
+        #: When the next delayed message is due, as far as we know.
+        self._due_at = math.inf
 
     # ---- what other threads ask for -------------------------------------------------------------------------
 
     def consume(self, queues: tuple[str, ...]) -> None:
         """Read these queues from now on."""
         self.host.declare(tuple(set(queues) - set(self._queues)))
-        self._queues, self._keep_alive_at = queues, 0.0
-        self.leases.streams.update(stream for queue in queues for stream in self.keys.streams(queue))
+        self._queues, self._tend_at = queues, 0.0
+        self.leases.queues.update(queues)
         self.unblock()
 
     def on_room(self) -> None:
@@ -94,7 +99,9 @@ class Reader(threading.Thread):
     def unblock(self) -> None:
         """End a waiting read early; where the server does not allow it, it ends by itself."""
         self._wake.set()
-        while self._waiting and self._client_id is not None and self.is_alive():
+        for _ in range(UNBLOCK_TRIES):
+            if not self._waiting or self._client_id is None or not self.is_alive():
+                return
             try:
                 if self.leases.client.execute_command("CLIENT", "UNBLOCK", self._client_id):
                     return
@@ -141,15 +148,17 @@ class Reader(threading.Thread):
             self._wake.clear()
             return
         room = self._enough_room()
-        if room <= 0:
+        now = time.monotonic()
+        # Without room for them, messages that are due are still moved: another worker may be waiting.
+        if room <= 0 and now < self._due_at:
             return
         try:
-            if time.monotonic() >= self._keep_alive_at:
-                self._keep_alive_at = time.monotonic() + self.host.keep_alive(queues)
-            next_due, reads = self.fetch(queues, room)
-            if not reads and not self._stopping:
+            if now >= self._tend_at:
+                self._tend_at = now + self.host.tend(queues)
+            reads = self.fetch(queues, room)
+            if room > 0 and not reads and not self._stopping:
                 self.leases.flush_or_leave_it()
-                reads = self._wait(queues, self._patience(next_due))
+                reads = self._wait(queues, self._patience())
         except Exception as error:
             if not group_is_missing(error):
                 raise
@@ -177,19 +186,15 @@ class Reader(threading.Thread):
                 return 0
         return min(free, self.options.fetch_batch)
 
-    def _patience(self, next_due: float) -> float:
+    def _patience(self) -> float:
         """Seconds to wait for a message before something else is due."""
-        now = time.monotonic()
-        until = min(self._recover_at, self._keep_alive_at) - now
-        return min(self.options.block_timeout, max(until, 0.001), next_due if next_due >= 0 else until)
+        until = min(self._recover_at, self._tend_at, self._due_at) - time.monotonic()
+        return min(self.options.block_timeout, max(until, 0.001))
 
-    def fetch(self, queues: tuple[str, ...], room: int) -> tuple[float, list[Read]]:
-        """Up to `room` messages without waiting, and the seconds until the next delayed one (-1: there is none)."""
-        self._turn += 1
-        turn = self._turn % len(queues)
-        queues = queues[turn:] + queues[:turn]
+    def fetch(self, queues: tuple[str, ...], room: int) -> list[Read]:
+        """Up to `room` messages without waiting; delayed ones that are due are moved in before."""
         names, owners = [], []
-        for queue in queues:
+        for queue in self._in_order(queues):
             of_queue = self.keys.to_fetch(queue)
             names += of_queue
             owners += [queue] * len(of_queue)
@@ -214,7 +219,18 @@ class Reader(threading.Thread):
 
         for each in dead:
             self.host.on_dead(read(*each), "delivery limit")
-        return next_due / 1000 if next_due >= 0 else -1, [read(*each) for each in taken]
+        self._due_at = now + next_due / 1000 if next_due >= 0 else math.inf
+        return [read(*each) for each in taken]
+
+    def _in_order(self, queues: tuple[str, ...]) -> tuple[str, ...]:
+        """The queues, the one that is served first in front."""
+        if self.options.queue_order_strategy == "sorted":
+            return tuple(sorted(queues))
+        if self.options.queue_order_strategy == "priority":
+            return queues
+        self._turn += 1
+        turn = self._turn % len(queues)
+        return queues[turn:] + queues[:turn]
 
     def _wait(self, queues: tuple[str, ...], seconds: float) -> list[Read]:
         streams = {stream: queue for queue in queues for stream in self.keys.streams(queue)}

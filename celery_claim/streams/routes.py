@@ -71,7 +71,7 @@ class Routes:
     def bindings(self, exchange: str) -> list[Binding]:
         """The living ones; those of queues that expired long ago are removed on the way."""
         pairs = self.client.zrange(self.keys.bindings(exchange), 0, -1, withscores=True)
-        now = self._server_ms() if any(score != FOREVER for _, score in pairs) else 0
+        now = self.server_ms() if any(score != FOREVER for _, score in pairs) else 0
         stale = [member for member, score in pairs if score < now]
         if stale:
             self.client.zrem(self.keys.bindings(exchange), *stale)
@@ -120,12 +120,12 @@ class Routes:
             if name == exchange:
                 self.bind(exchange, routing_key, queue)
 
-    def keep_alive(self, queues: Iterable[str]) -> float | None:
-        """Put off the end of expiring queues that are read; seconds until the next time, None without any."""
+    def keep_alive(self, queues: Iterable[str]) -> float:
+        """Put off the end of expiring queues that are read; seconds until the next time."""
         expiring = {queue: self._expiring[queue] for queue in queues if queue in self._expiring}
         if not expiring:
-            return None
-        now = self._server_ms()
+            return FOREVER
+        now = self.server_ms()
         with self.client.pipeline(transaction=False) as pipe:
             for queue, expires in expiring.items():
                 for key in self.keys.of_queue(queue):
@@ -161,9 +161,10 @@ class Routes:
 
     def _stale_at(self, queue: str) -> str | int:
         expires = self._expiring.get(queue)
-        return "+inf" if expires is None else self._server_ms() + expires
+        return "+inf" if expires is None else self.server_ms() + expires
 
-    def _server_ms(self) -> int:
+    def server_ms(self) -> int:
+        """The server's clock, in milliseconds since 1970."""
         seconds, micros = self.client.time()
         return int(seconds) * 1000 + int(micros) // 1000
 

@@ -80,7 +80,8 @@ class Channel(virtual.Channel):
         return {queue: queue in expiring for queue in kind.lookup(table, exchange, routing_key, None)}
 
     def _put(self, queue: str, message: dict[str, Any], *, must_exist: bool = False, **kwargs: Any) -> None:
-        step = self.keys.step_of(self._get_message_priority(message))
+        priority = self._get_message_priority(message, reverse=self.options.priority_order == "amqp")
+        step = self.keys.step_of(priority)
         wait = self._seconds_until_due(message)
         if wait >= self.options.delayed_min and self.options.delayed_delivery:
             headers = dict(message["headers"])
@@ -234,7 +235,9 @@ class Channel(virtual.Channel):
 
     def room(self) -> Room:
         unread = len(self.reader.buffer) if self.reader is not None else 0
-        return self.qos.room(unread=unread, delivering=self._delivering)
+        quota: Any = self.qos
+        room: Room = quota.room(unread=unread, delivering=self._delivering)
+        return room
 
     def on_ready(self) -> None:
         self.connection.wake()
@@ -249,8 +252,13 @@ class Channel(virtual.Channel):
         ensure_groups(self.client, self.keys, self.options.group, queues)
         self.routes.write_again(queues)
 
-    def keep_alive(self, queues: tuple[str, ...]) -> float:
-        return float(self.routes.keep_alive(queues) or self.options.lease_timeout)
+    def tend(self, queues: tuple[str, ...]) -> float:
+        # Read by many, a queue is tidied by each of them now and then: no matter, and nobody need be elected.
+        for queue in queues:
+            names = [self.keys.wake(queue), *self.keys.streams(queue)]
+            scripts.run(self.client, "reap", names, [self.options.group, int(self.options.consumer_reap_after * 1000)])
+        again: float = min(self.routes.keep_alive(queues), self.options.consumer_reap_after)
+        return again
 
     def _on_room(self) -> None:
         if self.reader is not None:
@@ -302,9 +310,23 @@ class Channel(virtual.Channel):
         except codec.Undecodable as error:
             self._bury_undecodable(read, error)
             return
+        if self._has_expired(message, read):
+            self.leases.ack(read.tag)
+            return
         if queue in self._no_ack:
             self.leases.ack(read.tag)
         callback(message)
+
+    def _has_expired(self, message: dict[str, Any], read: Read) -> bool:
+        """Whether a message with `expiration` (ms, as in AMQP) waited longer than that, by the server's clock."""
+        expiration = message["properties"].get("expiration")
+        if expiration is None:
+            return False
+        added = int(read.entry.id.partition("-")[0])
+        expired: bool = self.routes.server_ms() > added + float(expiration)
+        if expired:
+            logger.info("message %s of queue %s expired before it was read", read.entry.id, read.entry.queue)
+        return expired
 
     def _bury_undecodable(self, read: Read, error: codec.Undecodable) -> None:
         reason = f"undecodable: {error}"
@@ -331,17 +353,21 @@ class Channel(virtual.Channel):
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
         getter = Reader(self.client, self.keys, self.options, self.leases, self)
         self.declare((queue,))
-        self.leases.streams.update(self.keys.streams(queue))
-        _, reads = getter.fetch((queue,), 1)
+        self.leases.queues.add(queue)
+        reads = getter.fetch((queue,), 1)
         if not reads:
             raise Empty
         (read,) = reads
         self.leases.hold([(read.tag, read.entry)])
         try:
-            return self._message_of(read)
+            message = self._message_of(read)
         except codec.Undecodable as error:
             self._bury_undecodable(read, error)
-            raise Empty from error
+        else:
+            if not self._has_expired(message, read):
+                return message
+            self.leases.ack(read.tag)
+        return self._get(queue)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         message = super().basic_get(queue, no_ack=no_ack, **kwargs)
