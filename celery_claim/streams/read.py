@@ -261,9 +261,9 @@ class Reader(threading.Thread):
     def _hand_over(self, reads: list[Read], room: int) -> None:
         self.leases.hold((read.tag, read.entry) for read in reads)
         # One blocked read may return a message of every stream, which is more than there is room for.
-        wanted, excess = reads[:room], reads[room:]
-        if excess:
-            self.leases.release([read.tag for read in excess])
+        wanted = [read for read in reads[:room] if read.entry.queue in self._queues]
+        if len(wanted) < len(reads):
+            self.leases.release({read.tag for read in reads} - {read.tag for read in wanted})
         self.buffer.extend(wanted)
         self.host.on_ready()
 

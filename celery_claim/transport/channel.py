@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from datetime import datetime, timezone
@@ -13,7 +14,7 @@ from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[attr-defined]
 from redis.exceptions import ResponseError
 
-from celery_claim.streams import append, scripts
+from celery_claim.streams import append, broadcast, scripts
 from celery_claim.streams.broadcast import BroadcastReader
 from celery_claim.streams.consumer_group import ensure_groups
 from celery_claim.streams.lease import Leases
@@ -60,8 +61,9 @@ class Channel(virtual.Channel):
             # The server may have lost its keys.
             self.routes.bind_again(exchange)
             queues = self._queues_for(exchange, routing_key)
-        if not queues:
+        if not queues and self.typeof(exchange).type == "direct" and not self.routes.bindings(exchange):
             raise InconsistencyError(f"exchange {exchange!r} has no queue for the routing key {routing_key!r}")
+        # Otherwise as in AMQP: what nobody asked for goes nowhere.
         for queue, expires in queues.items():
             self._put(queue, dict(message), must_exist=expires)
         return None
@@ -134,6 +136,7 @@ class Channel(virtual.Channel):
     def _queue_bind(self, exchange: str, routing_key: str, pattern: Any, queue: str) -> None:
         if self.typeof(exchange).type == "fanout":
             self.routes.broadcasts[queue] = (exchange, routing_key or "")
+            broadcast.remember(self.client, self.keys.fanout(exchange), queue)
         else:
             self.routes.bind(exchange, routing_key or "", queue)
 
@@ -209,7 +212,7 @@ class Channel(virtual.Channel):
         new = self.broadcasts is None
         if self.broadcasts is None:
             client = self.connection.open(single=True)
-            self.broadcasts = BroadcastReader(client, self.client, self.keys, self.connection.wake)
+            self.broadcasts = BroadcastReader(client, self.client, self.keys, self.options, self.connection.wake)
         self.broadcasts.bind(queue, exchange, routing_key)
         if new:
             self.broadcasts.start()
@@ -225,11 +228,22 @@ class Channel(virtual.Channel):
                 self.broadcasts.unbind(queue)
         elif self.reader is not None and not self.closed:
             self._read_queues()
+            self._give_back_unread(queue)
 
     def _read_queues(self) -> None:
         assert self.reader is not None
         work = dict.fromkeys(queue for queue in self._active_queues if queue not in self.routes.broadcasts)
         self.reader.consume(tuple(work))
+
+    def _give_back_unread(self, queue: str) -> None:
+        """What was read for a consumer that is gone; the few that are read at this moment are given back later."""
+        assert self.reader is not None
+        unread = list(self.reader.buffer)
+        gone = [read for read in unread if read.entry.queue == queue]
+        for read in gone:
+            with contextlib.suppress(ValueError):
+                self.reader.buffer.remove(read)
+        self.leases.release([read.tag for read in gone])
 
     # ---- what the reader asks for, from its thread ----------------------------------------------------------
 
@@ -269,53 +283,52 @@ class Channel(virtual.Channel):
     def deliver_one(self) -> bool:
         """Hand the next message to its consumer; False when there is none. A reader's error is raised here."""
         broadcasts, reader = self.broadcasts, self.reader
-        if broadcasts is not None and (broadcasts.buffer or broadcasts.error is not None):
-            if broadcasts.error is not None:
-                raise broadcasts.error
-            self._deliver_broadcast(*broadcasts.buffer.popleft())
-            return True
-        if reader is None:
-            return False
-        if reader.error is not None:
-            raise reader.error
-        if not reader.buffer:
-            return False
-        self._delivering = True
-        try:
-            self._deliver_read(reader.buffer.popleft())
-        finally:
-            self._delivering = False
-        return True
+        for thread in (broadcasts, reader):
+            if thread is not None and thread.error is not None:
+                raise thread.error
+        while broadcasts is not None and broadcasts.buffer:
+            if self._deliver_broadcast(*broadcasts.buffer.popleft()):
+                return True
+        while reader is not None and reader.buffer:
+            self._delivering = True
+            try:
+                if self._deliver_read(reader.buffer.popleft()):
+                    return True
+            finally:
+                self._delivering = False
+        return False
 
-    def _deliver_broadcast(self, queue: str, id_: str, fields: dict[bytes, bytes]) -> None:
+    def _deliver_broadcast(self, queue: str, id_: str, fields: dict[bytes, bytes]) -> bool:
         callback = self.connection._callbacks.get(queue)
         if callback is None:
-            return
+            return False
         try:
             message = codec.decode(fields)
         except codec.Undecodable as error:
             logger.error("a broadcast to %s cannot be read: %s", queue, error)
-            return
+            return False
         message["properties"]["delivery_tag"] = f"{id_}/{queue}"
         callback(message)
+        return True
 
-    def _deliver_read(self, read: Read) -> None:
+    def _deliver_read(self, read: Read) -> bool:
         queue = read.entry.queue
         callback = self.connection._callbacks.get(queue)
         if callback is None:
             self.leases.release([read.tag])
-            return
+            return False
         try:
             message = self._message_of(read)
         except codec.Undecodable as error:
             self._bury_undecodable(read, error)
-            return
+            return False
         if self._has_expired(message, read):
             self.leases.ack(read.tag)
-            return
+            return False
         if queue in self._no_ack:
             self.leases.ack(read.tag)
         callback(message)
+        return True
 
     def _has_expired(self, message: dict[str, Any], read: Read) -> bool:
         """Whether a message with `expiration` (ms, as in AMQP) waited longer than that, by the server's clock."""
