@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +34,17 @@ def remember(client: Any, stream: str, queue: str) -> None:
         _positions[stream, queue] = last[0][0].decode() if last else f"{_server_ms(client) - 1}-0"
 
 
+def get(client: Any, stream: str, queue: str) -> tuple[str, dict[bytes, bytes]] | None:
+    """The next broadcast of a queue that nobody consumes, without waiting for one."""
+    remember(client, stream, queue)
+    found = client.execute_command("XRANGE", stream, f"({_positions[stream, queue]}", "+", "COUNT", 1)
+    if not found:
+        return None
+    ((id_, fields),) = found
+    _positions[stream, queue] = id_.decode()
+    return id_.decode(), fields
+
+
 def _server_ms(client: Any) -> int:
     # The server's clock also makes the ids.
     seconds, micros = client.time()
@@ -49,7 +61,8 @@ class BroadcastReader(threading.Thread):
         self.client, self.commands, self.keys, self.options = client, commands, keys, options
         self.buffer: deque[tuple[str, str, dict[bytes, bytes]]] = deque()
         self.error: Exception | None = None
-        self._on_ready = on_ready
+        # Weakly, so that the thread ends with a transport that was dropped without being closed.
+        self._tell = weakref.WeakMethod(on_ready)
         self._bound: dict[str, tuple[str, re.Pattern[str] | None]] = {}
         self._changed = threading.Event()
         self._stopping = False
@@ -92,7 +105,7 @@ class BroadcastReader(threading.Thread):
     def run(self) -> None:
         try:
             self._client_id = self.client.execute_command("CLIENT", "ID")
-            while not self._stopping:
+            while not self._stopping and self._tell() is not None:
                 self._read_once()
         except Exception as error:
             if not self._stopping:
@@ -100,6 +113,11 @@ class BroadcastReader(threading.Thread):
                 self._on_ready()
         finally:
             self.client.close()
+
+    def _on_ready(self) -> None:
+        tell = self._tell()
+        if tell is not None:
+            tell()
 
     def _read_once(self) -> None:
         bound = dict(self._bound)

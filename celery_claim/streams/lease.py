@@ -61,7 +61,8 @@ class Leases:
         self.queues: set[str] = set()
         self.left = False
         self._pid = os.getpid()
-        self._on_room = on_room
+        # Weakly: the keeper's thread must not keep a channel alive that its owner has dropped.
+        self._tell_of_room = weakref.WeakMethod(on_room)
         self._held: dict[str, Entry] = {}
         self._messages: dict[str, weakref.ref[Any]] = {}
         self._acked: dict[str, Entry] = {}
@@ -73,6 +74,11 @@ class Leases:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def _on_room(self) -> None:
+        tell = self._tell_of_room()
+        if tell is not None:
+            tell()
 
     # ---- hold and let go ------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from datetime import datetime, timezone
 from queue import Empty
 from typing import Any
@@ -23,6 +24,10 @@ from celery_claim.streams.wire import codec
 from celery_claim.transport.qos import QoS
 
 logger = logging.getLogger("celery_claim.streams")
+
+
+#: Seconds within which a message that our own reader has read is in its buffer.
+READER_SECONDS = 0.05
 
 
 class Channel(virtual.Channel):
@@ -53,7 +58,10 @@ class Channel(virtual.Channel):
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
         self._inplace_augment_message(message, exchange, routing_key)
         if not exchange:
-            return self._put(routing_key, message)
+            if not routing_key:
+                logger.warning("a message without exchange and routing key leads nowhere: it was not published")
+                return None
+            return self._put(routing_key, message, **kwargs)
         if self.typeof(exchange).type == "fanout":
             return self._put_fanout(exchange, message, routing_key)
         queues = self._queues_for(exchange, routing_key)
@@ -364,14 +372,14 @@ class Channel(virtual.Channel):
         return message
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
-        getter = Reader(self.client, self.keys, self.options, self.leases, self)
-        self.declare((queue,))
-        self.leases.queues.add(queue)
-        reads = getter.fetch((queue,), 1)
-        if not reads:
+        if queue in self.routes.broadcasts:
+            return self._get_broadcast(queue)
+        read = self._take_unread(queue) or self._read_one(queue)
+        if read is None and queue in self._active_queues:
+            # Our own reader may have been quicker.
+            read = self._wait_for_unread(queue)
+        if read is None:
             raise Empty
-        (read,) = reads
-        self.leases.hold([(read.tag, read.entry)])
         try:
             message = self._message_of(read)
         except codec.Undecodable as error:
@@ -381,6 +389,38 @@ class Channel(virtual.Channel):
                 return message
             self.leases.ack(read.tag)
         return self._get(queue)
+
+    def _get_broadcast(self, queue: str) -> dict[str, Any]:
+        exchange, _ = self.routes.broadcasts[queue]
+        found = broadcast.get(self.client, self.keys.fanout(exchange), queue)
+        if found is None:
+            raise Empty
+        id_, fields = found
+        message = codec.decode(fields)
+        message["properties"]["delivery_tag"] = f"{id_}/{queue}"
+        return message
+
+    def _read_one(self, queue: str) -> Read | None:
+        getter = Reader(self.client, self.keys, self.options, self.leases, self)
+        self.declare((queue,))
+        self.leases.queues.add(queue)
+        reads = getter.fetch((queue,), 1)
+        self.leases.hold([(read.tag, read.entry) for read in reads])
+        return reads[0] if reads else None
+
+    def _take_unread(self, queue: str) -> Read | None:
+        for read in list(self.reader.buffer) if self.reader is not None else ():
+            if read.entry.queue == queue:
+                with contextlib.suppress(ValueError):
+                    self.reader.buffer.remove(read)  # type: ignore[union-attr]
+                    return read
+        return None
+
+    def _wait_for_unread(self, queue: str) -> Read | None:
+        end = time.monotonic() + READER_SECONDS
+        while (read := self._take_unread(queue)) is None and time.monotonic() < end:
+            time.sleep(READER_SECONDS / 10)
+        return read
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         message = super().basic_get(queue, no_ack=no_ack, **kwargs)
