@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from datetime import datetime, timezone
+from collections.abc import Callable
 from queue import Empty
 from typing import Any
 
@@ -16,11 +16,13 @@ from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[att
 from redis.exceptions import ResponseError
 
 from celery_claim.streams import append, broadcast, scripts
+from celery_claim.streams.append import Write
 from celery_claim.streams.broadcast import BroadcastReader
 from celery_claim.streams.consumer_group import ensure_groups
 from celery_claim.streams.lease import Leases
 from celery_claim.streams.read import Read, Reader, Room
 from celery_claim.streams.wire import codec
+from celery_claim.transport import publish
 from celery_claim.transport.qos import QoS
 
 logger = logging.getLogger("celery_claim.streams")
@@ -52,10 +54,22 @@ class Channel(virtual.Channel):
         self._pid = os.getpid()
         self._no_ack: set[str] = set()
         self._delivering = False
+        #: Takes what would publish a message, instead of the server.
+        self.collect: Callable[[Write], None] | None = None
 
     # ---- publish --------------------------------------------------------------------------------------------
 
-    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
+    def basic_publish(
+        self,
+        message: dict[str, Any],
+        exchange: str,
+        routing_key: str,
+        batch: Callable[[Write], None] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Publish now, or hand what publishes to a batch."""
+        if batch is not None:
+            kwargs["batch"] = batch
         self._inplace_augment_message(message, exchange, routing_key)
         if not exchange:
             if not routing_key:
@@ -63,7 +77,7 @@ class Channel(virtual.Channel):
                 return None
             return self._put(routing_key, message, **kwargs)
         if self.typeof(exchange).type == "fanout":
-            return self._put_fanout(exchange, message, routing_key)
+            return self._put_fanout(exchange, message, routing_key, **kwargs)
         queues = self._queues_for(exchange, routing_key)
         if not queues:
             # The server may have lost its keys.
@@ -73,7 +87,7 @@ class Channel(virtual.Channel):
             raise InconsistencyError(f"exchange {exchange!r} has no queue for the routing key {routing_key!r}")
         # Otherwise as in AMQP: what nobody asked for goes nowhere.
         for queue, expires in queues.items():
-            self._put(queue, dict(message), must_exist=expires)
+            self._put(queue, dict(message), must_exist=expires, **kwargs)
         return None
 
     def _inplace_augment_message(self, message: dict[str, Any], exchange: Any, routing_key: Any) -> None:
@@ -89,42 +103,41 @@ class Channel(virtual.Channel):
         expiring = {each.queue for each in bindings if each.expires}
         return {queue: queue in expiring for queue in kind.lookup(table, exchange, routing_key, None)}
 
-    def _put(self, queue: str, message: dict[str, Any], *, must_exist: bool = False, **kwargs: Any) -> None:
-        priority = self._get_message_priority(message, reverse=self.options.priority_order == "amqp")
-        step = self.keys.step_of(priority)
-        wait = self._seconds_until_due(message)
-        if wait >= self.options.delayed_min and self.options.delayed_delivery:
-            headers = dict(message["headers"])
-            # Moved away, so that no worker's clock delays the message a second time.
-            headers["x-eta"] = headers.pop("eta")
-            append.delay(self.client, self.keys, queue, step, {**message, "headers": headers}, seconds=wait)
-            return
-        append.append(self.client, self.keys, queue, step, message, expires=must_exist)
+    def _put(
+        self,
+        queue: str,
+        message: dict[str, Any],
+        *,
+        must_exist: bool = False,
+        batch: Callable[[Write], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        write = publish.write_for(self, queue, message, must_exist=must_exist)
+        batch = batch or self.collect
+        if batch is not None:
+            batch(write)
+        else:
+            write.run(self.client)
 
-    @staticmethod
-    def _seconds_until_due(message: dict[str, Any]) -> float:
-        """Seconds from the publisher's now: the difference is right even when its clock is wrong."""
-        eta = (message.get("headers") or {}).get("eta")
-        if not eta:
-            return 0
-        try:
-            due = eta if isinstance(eta, datetime) else datetime.fromisoformat(str(eta).replace("Z", "+00:00"))
-        except ValueError:
-            return 0
-        due = due if due.tzinfo else due.replace(tzinfo=timezone.utc)
-        return (due - datetime.now(timezone.utc)).total_seconds()
+    def _put_fanout(
+        self,
+        exchange: str,
+        message: dict[str, Any],
+        routing_key: str,
+        batch: Callable[[Write], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        write = append.to_all(
+            self.keys, exchange, routing_key or "", message, maxlen=self.options.fanout_maxlen
+        )  # fmt: skip
+        if batch is not None:
+            batch(write)
+        else:
+            publish.broadcast(self.client, write)
 
-    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
-        fields = {**codec.encode(message), "rk": routing_key or ""}
-        words = [word for pair in fields.items() for word in pair]
-        stream = self.keys.fanout(exchange)
-        try:
-            self.client.execute_command("XADD", stream, "MAXLEN", "~", self.options.fanout_maxlen, "*", *words)
-        except ResponseError as error:
-            if "OOM" not in str(error):
-                raise
-            # Events and remote control must not end a worker that could still empty a full server.
-            logger.warning("a broadcast to %s was not sent: %s", exchange, error)
+    def create_publish_batch(self, max_size: int) -> publish.PublishBatch:
+        """For `Producer.batch()` of kombu 5.7 and later."""
+        return publish.PublishBatch(self, max_size)
 
     # ---- exchanges, bindings, queues ------------------------------------------------------------------------
 
@@ -311,7 +324,7 @@ class Channel(virtual.Channel):
         if callback is None:
             return False
         try:
-            message = codec.decode(fields)
+            message = codec.decode(fields, queue)
         except codec.Undecodable as error:
             logger.error("a broadcast to %s cannot be read: %s", queue, error)
             return False
@@ -360,14 +373,11 @@ class Channel(virtual.Channel):
 
     @staticmethod
     def _message_of(read: Read) -> dict[str, Any]:
-        message = codec.decode(read.fields)
+        message = codec.decode(read.fields, read.entry.queue)
         properties = message["properties"]
         properties["delivery_tag"] = read.tag
-        where = properties["delivery_info"]
-        where.setdefault("exchange", "")
-        where.setdefault("routing_key", read.entry.queue)
         if read.entry.deliveries > 1:
-            where["redelivered"] = True
+            properties["delivery_info"]["redelivered"] = True
             message["headers"]["x-delivery-count"] = read.entry.deliveries
         return message
 
@@ -396,7 +406,7 @@ class Channel(virtual.Channel):
         if found is None:
             raise Empty
         id_, fields = found
-        message = codec.decode(fields)
+        message = codec.decode(fields, queue)
         message["properties"]["delivery_tag"] = f"{id_}/{queue}"
         return message
 
