@@ -19,12 +19,15 @@ _COMMANDS = {
     "cancel": "rows",
     "check": "check",
     "concurrency": "windows",
+    "dead": "streams",
+    "delayed": "streams",
     "failed": "rows",
     "initdb": "initdb",
     "log": "runs",
     "nodes": "nodes",
     "pause": "windows",
     "prune": "runs",
+    "purge": "streams",
     "recover": "rows",
     "release": "rows",
     "resume": "windows",
@@ -32,6 +35,7 @@ _COMMANDS = {
     "show": "windows",
     "sql": "sql",
     "status": "status",
+    "streams": "streams",
     "trigger": "windows",
     "windows": "windows",
 }
@@ -72,7 +76,7 @@ class ClaimGroup(click.Group):
             raise WrongUsage(error.message + did_you_mean(args[0], _COMMANDS), error.ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
-        from celery_claim.exceptions import ClaimError, DatabaseUnavailable
+        from celery_claim.exceptions import BrokerUnavailable, ClaimError, DatabaseUnavailable
 
         try:
             return super().invoke(ctx)
@@ -81,6 +85,9 @@ class ClaimGroup(click.Group):
         except DatabaseUnavailable as error:
             click.echo(f"Error: the database is not available: {error}", err=True)
             ctx.exit(UNAVAILABLE)
+        except BrokerUnavailable as error:
+            click.echo(f"Error: the broker is not available: {error}", err=True)
+            ctx.exit(UNAVAILABLE)
         except ClaimError as error:
             click.echo(f"Error: {error}", err=True)
             ctx.exit(FAILED)
@@ -88,7 +95,7 @@ class ClaimGroup(click.Group):
 
 @click.group(cls=ClaimGroup)
 def claim() -> None:
-    """Look at and act on tables whose rows are the queue, and the windows that work on them."""
+    """Look at and act on tables whose rows are the queue, on windows, and on a redis-streams:// broker."""
 
 
 def add_worker_option(worker: click.Command) -> None:
