@@ -63,7 +63,7 @@ class ClaimGroup(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            raise WrongUsage(error.message, error.ctx) from None
+            raise WrongUsage(error.format_message(), error.ctx) from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -73,7 +73,7 @@ class ClaimGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            raise WrongUsage(error.message + did_you_mean(args[0], _COMMANDS), error.ctx) from None
+            raise WrongUsage(error.format_message() + did_you_mean(args[0], _COMMANDS), error.ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         from celery_claim.exceptions import BrokerUnavailable, ClaimError, DatabaseUnavailable
@@ -81,7 +81,7 @@ class ClaimGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            raise WrongUsage(error.message, error.ctx) from None
+            raise WrongUsage(error.format_message(), error.ctx) from None
         except DatabaseUnavailable as error:
             click.echo(f"Error: the database is not available: {error}", err=True)
             ctx.exit(UNAVAILABLE)
