@@ -17,6 +17,22 @@ def register() -> None:
         transport.TRANSPORT_ALIASES.setdefault(scheme, "celery_claim.transport:Transport")
 
 
+def arm_workers() -> None:
+    """Give each worker that starts the step for redis-streams://, also for an app that never calls setup().
+
+    Harmless when repeated; the step leaves a worker on another broker alone.
+    """
+    from celery.signals import worker_init
+
+    worker_init.connect(_arm, weak=False, dispatch_uid=__name__)
+
+
+def _arm(sender: Any, **_: Any) -> None:
+    from celery_claim.bootsteps.streams import StreamsStep
+
+    sender.app.steps["consumer"].add(StreamsStep)
+
+
 def _dumps(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 

@@ -112,6 +112,7 @@ def _extend_celery() -> None:
     # Celery has imported these when it loads its plugins; other programs that import this module have no use for them.
     if "celery.bin.worker" in sys.modules:
         add_worker_option(sys.modules["celery.bin.worker"].worker)
+        importlib.import_module("celery_claim.autoload").arm_workers()
     if "celery.worker.control" in sys.modules:
         # `celery inspect` looks up a command's name in its own process, where a lazy app may not be armed yet.
         importlib.import_module("celery_claim.control")

@@ -14,6 +14,32 @@ from celery_claim.streams.wire.keys import Keys
 BATCH = 100
 
 
+#: Reasons that others ask about.
+DELIVERY_LIMIT, REJECTED, UNKNOWN_TASK = "delivery limit", "rejected", "unknown task"
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A message that went to the dead letters just now."""
+
+    queue: str
+    #: Its id among the dead letters, and the one it had in its stream.
+    letter_id: str
+    message_id: str
+    reason: str
+    deliveries: int
+    #: As they were published.
+    fields: Mapping[bytes, bytes]
+
+    @property
+    def task(self) -> str | None:
+        return task_of(self.fields.get(b"headers"))[0]
+
+    @property
+    def task_id(self) -> str | None:
+        return task_of(self.fields.get(b"headers"))[1]
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """One dead letter as the server has it, without its body."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from celery_claim.autoload import arm_workers
 from celery_claim.transport.channel import Channel, QoS
 from celery_claim.transport.transport import Transport
 
 __all__ = ["Channel", "QoS", "Transport"]
+
+arm_workers()
