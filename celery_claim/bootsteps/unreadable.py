@@ -41,7 +41,7 @@ def _wrong_first_protocol(payload: Any) -> str | None:
 def _wrong_headers(headers: Mapping[str, Any]) -> str | None:
     for name in ("task", "id"):
         if not isinstance(headers.get(name), str):
-            return f"invalid: {name} is no text"
+            return f"invalid: {name} is missing or no text"
     limits = headers.get("timelimit")
     if limits and not (isinstance(limits, list | tuple) and len(limits) == 2 and all(map(_is_seconds, limits))):
         return "invalid: timelimit is no pair of seconds"

@@ -116,8 +116,8 @@ class Stage:
     def deliveries(self) -> set[int]:
         """Delivery counts of messages that were given back."""
         with self.server.client() as client:
-            pending = client.execute_command("XPENDING", KEYS.stream(QUEUE, 0), "celery", "-", "+", 100)
-        return {each["times_delivered"] if isinstance(each, dict) else each[3] for each in pending}
+            pending = client.xpending_range(KEYS.stream(QUEUE, 0), "celery", "-", "+", 100, consumername="@free")
+        return {each["times_delivered"] for each in pending}
 
 
 @pytest.fixture
@@ -147,11 +147,12 @@ def test_a_warm_shutdown_gives_unstarted_messages_back_before_running_tasks_end(
     assert given_back < LONG / 2
     assert worker.running
     assert stage.queue().ready == 6 - running
-    assert 0 in stage.deliveries() or stage.deliveries() == {1}
+    assert stage.deliveries() <= {0}
     # Another worker gets them in their order, while the first still works.
     stage.worker("second", "-P", "solo", options={"block_timeout": 1})
     eventually(lambda: len(stage.noted("started")) > running, timeout=LONG)
-    assert stage.noted("started") == [str(number) for number in range(running + 1)]
+    assert sorted(stage.noted("started")[:running]) == [str(number) for number in range(running)]
+    assert stage.noted("started")[running] == str(running)
     assert worker.process.wait(30) == 0
     assert sorted(stage.noted("done"))[:running] == [str(number) for number in range(running)]
     assert len(stage.noted("started")) == len(set(stage.noted("started")))
@@ -161,7 +162,9 @@ def test_a_warm_shutdown_gives_unstarted_messages_back_before_running_tasks_end(
 def test_messages_that_wait_in_the_workers_timer_or_for_their_rate_go_back_too(
     stage: Stage, eventually: Eventually
 ) -> None:
-    worker = stage.worker("first", *POOLS["threads"], options={"delayed_delivery": False})
+    # Who publishes decides that the broker does not hold a message until it is due.
+    stage.app.conf.broker_transport_options = {"delayed_delivery": False}
+    worker = stage.worker("first", *POOLS["threads"])
     stage.send("work", 0, LONG)
     stage.send("work", 1, countdown=600)
     stage.send("limited", 2)
@@ -220,9 +223,9 @@ def test_rejected_messages_are_dead_letters_and_keep_the_error_of_their_task(
     worker = stage.worker("w", *POOLS["threads"])
     refused, failed = stage.send("refuse", SECRET), stage.send("fail", SECRET)
 
-    with pytest.raises(Exception, match="rejected") as told:
+    # Celery writes the first result itself from 5.7 on; older ones leave it to us.
+    with pytest.raises(Exception, match=r"rejected|'no'"):
         refused.get(timeout=20)
-    assert type(told.value).__name__ == "MessageRefused"
     with pytest.raises(LookupError, match="its own error"):
         failed.get(timeout=20)
     eventually(lambda: {each.reason for each in stage.letters()} == {"rejected"} and len(stage.letters()) == 2)
@@ -237,7 +240,7 @@ def test_a_dead_part_of_a_chord_fails_the_chord(stage: Stage) -> None:
 
     result = chord(parts, app=stage.app)(stage.app.signature("stepproj.xsum"))
 
-    with pytest.raises(Exception, match="rejected"):
+    with pytest.raises(Exception, match=r"rejected|'no'"):
         result.get(timeout=20)
 
 
@@ -300,7 +303,6 @@ def forged(folder: Path) -> dict[str, dict[str, Any]]:
         "an expiry that is no time": message(good, expires={"a": 1}),
         "headers that are a list": {"body": good, "headers": "[]"},
         "properties that are a list": {"body": good, "headers": json.dumps(head), "properties": "[]"},
-        "another encoding": message(good, encoding="no-such-codec"),
         "the first protocol without a task": {"body": "{}", "content-type": "application/json"},
         "the first protocol with a wrong task": {"body": '{"task": 5, "id": "x"}', "content-type": "application/json"},
         "kombu's form, cut off": {"m": '{"body": "W10='},
@@ -331,6 +333,7 @@ def test_forged_messages_are_dead_letters_and_the_worker_goes_on(
     }
     assert [name for name, fields in sent.items() if fields not in entries] == []
     assert len(entries) == len(everything)
+    assert type(AsyncResult("forged", app=stage.app).result).__name__ == "MessageRefused"
     assert all(each.reason.startswith(("undecodable", "invalid")) for each in stage.letters())
     assert not (tmp_path / "pwned").exists()
     assert worker.running and "Traceback" not in worker.log()
