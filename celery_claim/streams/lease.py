@@ -8,36 +8,45 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from celery_claim.streams import scripts
 from celery_claim.streams.consumer_group import new_consumer_name
+from celery_claim.streams.keeper import Keeper
 from celery_claim.streams.options import StreamOptions
 from celery_claim.streams.wire.keys import Keys
 
 logger = logging.getLogger("celery_claim.streams")
 
-#: Seconds between two tries of the keeper when the server cannot be reached.
-RETRY_SECONDS = 0.5
 
-
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """Where a message stands on the server."""
 
     queue: str
     stream: str
     id: str
+    #: How often it was handed to a consumer, this time included.
     deliveries: int
 
     @property
     def tag(self) -> str:
+        """The delivery tag: unique among all deliveries, so that a late answer never settles a later delivery."""
         return f"{self.id}/{self.deliveries}/{self.stream}"
 
 
+def settle(client: Any, group: str, entries: Iterable[Entry]) -> None:
+    """Acknowledge and delete messages."""
+    ids: dict[str, list[str]] = {}
+    for entry in entries:
+        ids.setdefault(entry.stream, []).append(entry.id)
+    arguments: list[Any] = [group]
+    for of_stream in ids.values():
+        arguments += [len(of_stream), *of_stream]
+    scripts.run(client, "settle", list(ids), arguments)
+
+
 class Leases:
-    """The messages of one consumer name. A thread of its own renews and flushes, also while a task blocks the process.
+    """The messages of one consumer name.
 
     After a connection loss the consumer is *left*: nothing more is read under its name, what is still worked on
     stays leased and can be acknowledged, and what the process dropped goes back to the queue.
@@ -49,54 +58,56 @@ class Leases:
     def __init__(self, client: Any, keys: Keys, options: StreamOptions, on_room: Callable[[], None]) -> None:
         self.client, self.keys, self.options = client, keys, options
         self.consumer = new_consumer_name()
-        self.streams: set[str] = set()
+        self.queues: set[str] = set()
+        self.left = False
         self._pid = os.getpid()
         self._on_room = on_room
         self._held: dict[str, Entry] = {}
         self._messages: dict[str, weakref.ref[Any]] = {}
         self._acked: dict[str, Entry] = {}
+        #: When the oldest of them was acknowledged, by the monotonic clock.
         self._oldest_ack = 0.0
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._left = self._ended = False
-        self._keeper: threading.Thread | None = None
+        self._keeper = Keeper(self, options)
 
     def __len__(self) -> int:
         return len(self._held)
 
     # ---- hold and let go ------------------------------------------------------------------------------------
 
-    def hold(self, entries: Iterable[Entry]) -> None:
-        """Count entries as ours from the moment they were read."""
+    def hold(self, entries: Iterable[tuple[str, Entry]]) -> None:
+        """Count entries, each with its tag, as ours from the moment they were read."""
         with self._lock:
-            for entry in entries:
-                self._held[entry.tag] = entry
-            if self._keeper is None and not self._ended:
-                self._keeper = threading.Thread(target=self._keep, name="celery_claim-leases", daemon=True)
-                self._keeper.start()
+            self._held.update(entries)
+        self._keeper.start()
 
     def deliver(self, tag: str, message: Any) -> None:
         """Remember the message object: after a connection loss it tells whether anybody still works on it."""
-        with self._lock:
-            if tag in self._held:
-                self._messages[tag] = weakref.ref(message)
+        if tag in self._held:
+            self._messages[tag] = weakref.ref(message)
 
     def ack(self, tag: str) -> None:
-        """Acknowledge with the next batch."""
-        with self._changed:
+        """Acknowledge with the next batch. A kill -9 before that repeats the tasks of one batch, at most."""
+        with self._lock:
             entry = self._held.pop(tag, None)
             self._messages.pop(tag, None)
             if entry is None:
                 return
             if not self._acked:
                 self._oldest_ack = time.monotonic()
-                self._changed.notify_all()
             self._acked[tag] = entry
             full = len(self._acked) >= self.options.ack_batch
         self._on_room()
         if full:
             self.flush_or_leave_it()
+        else:
+            self._keeper.expect_acks()
+
+    @property
+    def flush_at(self) -> float | None:
+        """When finished messages must be acknowledged, by the monotonic clock; None without any."""
+        return self._oldest_ack + self.options.ack_delay if self._acked else None
 
     def flush_or_leave_it(self) -> None:
         """Acknowledge now; without a server the batch is kept, and the keeper tries again."""
@@ -107,63 +118,109 @@ class Leases:
 
     def flush(self) -> None:
         """Acknowledge what is finished; on an error nothing of it is forgotten."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or not self._acked:
             return
         with self._flushing:
             with self._lock:
                 batch = dict(self._acked)
             if not batch:
                 return
-            self.client.register_script(scripts.text("settle"))(
-                keys=[entry.stream for entry in batch.values()],
-                args=[self.options.group, *(entry.id for entry in batch.values())],
-            )
+            settle(self.client, self.options.group, batch.values())
             with self._lock:
                 for tag in batch:
-                    self._acked.pop(tag, None)
+                    del self._acked[tag]
                 self._oldest_ack = time.monotonic()
 
     def release(self, tags: Iterable[str], *, counted: bool = False) -> None:
         """Give messages back to the queue: uncounted when they were never started."""
         with self._lock:
-            entries = [entry for tag in tags if (entry := self._held.get(tag)) is not None]
-        by_queue: dict[str, list[Entry]] = {}
-        for entry in entries:
-            by_queue.setdefault(entry.queue, []).append(entry)
+            entries = {tag: entry for tag in tags if (entry := self._held.get(tag)) is not None}
+        by_queue: dict[str, dict[str, Entry]] = {}
+        for tag, entry in entries.items():
+            by_queue.setdefault(entry.queue, {})[tag] = entry
         for queue, group in by_queue.items():
-            self.client.register_script(scripts.text("release"))(
-                keys=[self.keys.wake(queue), *(entry.stream for entry in group)],
-                args=[self.options.group, self.consumer, "1" if counted else "0", *(entry.id for entry in group)],
+            scripts.run(
+                self.client,
+                "release",
+                [self.keys.wake(queue), *(entry.stream for entry in group.values())],
+                [self.options.group, self.consumer, "1" if counted else "0", *(entry.id for entry in group.values())],
             )
-            with self._lock:
-                for entry in group:
-                    self._held.pop(entry.tag, None)
-                    self._messages.pop(entry.tag, None)
+            self._forget(group)
         self._on_room()
+
+    def release_all(self) -> None:
+        """Give back everything that is not acknowledged."""
+        self.release(list(self._held))
 
     def bury(self, tag: str, reason: str) -> None:
         """Move a message to the dead letters of its queue."""
-        with self._lock:
-            entry = self._held.get(tag)
+        entry = self._held.get(tag)
         if entry is None:
             return
-        self.client.register_script(scripts.text("bury"))(
-            keys=[entry.stream, self.keys.dead(entry.queue)],
-            args=[self.options.group, self.consumer, entry.id, reason, self.options.dead_letter_maxlen],
+        scripts.run(
+            self.client,
+            "bury",
+            [entry.stream, self.keys.dead(entry.queue)],
+            [self.options.group, self.consumer, entry.id, reason, self.options.dead_letter_maxlen],
         )
-        with self._lock:
-            self._held.pop(tag, None)
+        self._forget((tag,))
         self._on_room()
+
+    def _forget(self, tags: Iterable[str]) -> None:
+        with self._lock:
+            for tag in tags:
+                self._held.pop(tag, None)
+                self._messages.pop(tag, None)
+
+    # ---- while it lives: called by the keeper ---------------------------------------------------------------
+
+    def renew(self) -> None:
+        """Renew what the server lists for this consumer, and tell of what it lists no more."""
+        with self._lock:
+            held = dict(self._held)
+            names = [stream for queue in self.queues for stream in self.keys.streams(queue)]
+        arguments = [self.options.group, self.consumer]
+        if self.left:
+            # Under a name that reads no more, a reply that was lost on the wire must not be renewed for ever.
+            if not held:
+                return
+            names = [entry.stream for entry in held.values()]
+            arguments += [entry.id for entry in held.values()]
+        reply = scripts.run(self.client, "renew", names, arguments)
+        owned = {(names[index - 1], id_.decode()) for index, *ids in reply for id_ in ids}
+        for tag, entry in held.items():
+            if (entry.stream, entry.id) not in owned and tag in self._held:
+                logger.warning(
+                    "the lease of message %s of queue %s was lost: another worker may run it", entry.id, entry.queue
+                )
+                if self._dropped(tag):
+                    # One that still runs keeps its place in the prefetch until it ends.
+                    self._forget((tag,))
+                    self._on_room()
+
+    def let_go_of_dropped(self) -> None:
+        """After a connection loss, give back what the worker threw away instead of running it."""
+        dropped = [tag for tag in list(self._held) if self._dropped(tag)]
+        if dropped:
+            self.release(dropped)
+
+    def _dropped(self, tag: str) -> bool:
+        ref = self._messages.get(tag)
+        return ref() is None if ref is not None else self.left
 
     # ---- the end --------------------------------------------------------------------------------------------
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is held and nothing waits for its acknowledgement."""
+        return not self._held and not self._acked
+
     def leave(self) -> None:
         """The connection is lost: keep what is worked on, and let the keeper give back what nobody refers to."""
-        with self._changed:
-            self._left = True
-            if self._held or self._acked:
-                self.orphans.add(self)
-            self._changed.notify_all()
+        self.left = True
+        if not self.idle:
+            self.orphans.add(self)
+        self._keeper.look()
 
     def close(self) -> None:
         """An orderly end: acknowledge what is finished, give back the rest, remove the consumer's name."""
@@ -171,87 +228,21 @@ class Leases:
             return
         try:
             self.flush()
-            self.release(list(self._held))
-            if self.streams:
-                self.client.register_script(scripts.text("leave"))(
-                    keys=sorted(self.streams), args=[self.options.group, self.consumer]
-                )
+            self.release_all()
+            self._remove_consumer()
         except Exception as error:
             # Their lease ends by itself, and another worker takes them.
             logger.warning("%d messages could not be given back at once: %s", len(self._held), error)
             self.leave()
             return
-        self._end()
+        self.end()
 
-    def _end(self) -> None:
-        with self._changed:
-            self._ended = True
-            self.orphans.discard(self)
-            self._changed.notify_all()
+    def _remove_consumer(self) -> None:
+        names = [name for queue in self.queues for name in (*self.keys.streams(queue), self.keys.wake(queue))]
+        if names:
+            scripts.run(self.client, "leave", names, [self.options.group, self.consumer])
 
-    # ---- the keeper -----------------------------------------------------------------------------------------
-
-    def _keep(self) -> None:
-        renew_at = time.monotonic() + self.options.renew_interval
-        while True:
-            with self._changed:
-                if self._ended:
-                    return
-                now = time.monotonic()
-                wake_at = min(renew_at, now + RETRY_SECONDS) if self._left else renew_at
-                if self._acked:
-                    wake_at = min(wake_at, self._oldest_ack + self.options.ack_delay)
-                if wake_at > now:
-                    self._changed.wait(wake_at - now)
-                    continue
-            try:
-                self.flush()
-                if self._left:
-                    self._let_go_of_garbage()
-                if time.monotonic() >= renew_at:
-                    self._renew()
-                    renew_at = time.monotonic() + self.options.renew_interval
-                if self._left and not self._held and not self._acked:
-                    self._end()
-            except Exception as error:
-                logger.debug("leases are tried again in %s s: %s", RETRY_SECONDS, error)
-                time.sleep(RETRY_SECONDS)
-
-    def _let_go_of_garbage(self) -> None:
-        with self._lock:
-            dropped = [tag for tag in self._held if (ref := self._messages.get(tag)) is None or ref() is None]
-        if dropped:
-            self.release(dropped)
-
-    def _renew(self) -> None:
-        with self._lock:
-            held = dict(self._held)
-            streams = sorted(self.streams)
-        renew = self.client.register_script(scripts.text("renew"))
-        if self._left:
-            if not held:
-                return
-            names = [entry.stream for entry in held.values()]
-            reply = renew(keys=names, args=[self.options.group, self.consumer, *(entry.id for entry in held.values())])
-        else:
-            # Everything that the server lists for us, also what is still unread in the socket.
-            names = streams
-            reply = renew(keys=names, args=[self.options.group, self.consumer])
-        owned = {(names[index - 1], id_.decode()) for index, *ids in reply for id_ in ids}
-        lost = [tag for tag, entry in held.items() if (entry.stream, entry.id) not in owned]
-        with self._lock:
-            lost = [tag for tag in lost if tag in self._held]
-        for tag in lost:
-            logger.warning(
-                "the lease of message %s of queue %s was lost: another worker may run it", tag, held[tag].queue
-            )
-            self._forget_unstarted(tag)
-
-    def _forget_unstarted(self, tag: str) -> None:
-        """A lost message that the process dropped is no longer counted; one that runs still is, until it ends."""
-        ref = self._messages.get(tag)
-        if ref is not None and ref() is None:
-            with self._lock:
-                self._held.pop(tag, None)
-                self._messages.pop(tag, None)
-            self._on_room()
+    def end(self) -> None:
+        """Nothing is left to keep."""
+        self.orphans.discard(self)
+        self._keeper.stop()

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from celery_claim.exceptions import ConfigurationError, did_you_mean
 
@@ -20,7 +20,7 @@ CONNECTION_OPTIONS = frozenset(
 )
 HOST_OPTIONS = frozenset(
     "polling_interval max_retries interval_start interval_step interval_max retry_policy confirm_publish "
-    "queue_order_strategy client_properties connect_retries_timeout errback body_encoding deadletter_queue".split()
+    "client_properties connect_retries_timeout errback body_encoding deadletter_queue".split()
 )
 
 
@@ -58,6 +58,12 @@ class StreamOptions:
     max_length: int | None = None
     #: Name of the consumer group.
     group: str = "celery"
+    #: Which end of the priorities is urgent: ``redis`` is 0, as in kombu's Redis transport, ``amqp`` is 9.
+    priority_order: Literal["redis", "amqp"] = "redis"
+    #: In which order the queues of one worker are read: each first in turn, as they are consumed, or by name.
+    queue_order_strategy: Literal["round_robin", "priority", "sorted"] = "round_robin"
+    #: Seconds after which the name of a consumer that is gone and holds nothing is removed.
+    consumer_reap_after: float = 3600.0
     #: Before every key.
     global_keyprefix: str = ""
 
@@ -89,6 +95,14 @@ def read_options(given: Mapping[str, Any]) -> StreamOptions:
     for name, least in (("lease_timeout", 0.2), ("block_timeout", 0.05), ("fetch_batch", 1), ("ack_batch", 1)):
         if getattr(options, name) < least:
             raise ConfigurationError(f"transport option {name!r} is {getattr(options, name)!r}; the least is {least}")
+    for name, choices in (
+        ("priority_order", ("redis", "amqp")),
+        ("queue_order_strategy", ("round_robin", "priority", "sorted")),
+    ):
+        if getattr(options, name) not in choices:
+            raise ConfigurationError(
+                f"transport option {name!r} is {getattr(options, name)!r}; it is one of {', '.join(choices)}"
+            )
     if not options.priority_steps:
         raise ConfigurationError("transport option 'priority_steps' is empty; the default is [0, 3, 6, 9]")
     return options

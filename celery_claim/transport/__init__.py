@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from celery_claim.autoload import arm_workers
-from celery_claim.transport.channel import Channel, QoS
+from celery_claim.transport.channel import Channel
+from celery_claim.transport.qos import QoS
 from celery_claim.transport.transport import Transport
 
 __all__ = ["Channel", "QoS", "Transport"]

@@ -16,6 +16,7 @@ from redis import exceptions
 from celery_claim.exceptions import ConfigurationError
 from celery_claim.streams.append import QueueFull
 from celery_claim.streams.options import read_options
+from celery_claim.streams.routes import Routes
 from celery_claim.streams.wire.keys import Keys
 from celery_claim.transport.channel import Channel
 from celery_claim.transport.connect import connect
@@ -58,10 +59,7 @@ class Transport(virtual.Transport):
         self.options = read_options(client.transport_options)
         self.keys = Keys(self.options.global_keyprefix, self.options.priority_steps)
         self.commands = self.open()
-        #: Exchanges that are not direct, fanout queues and expiring queues that this connection knows of.
-        self.exchange_kinds: dict[str, str] = {}
-        self.fanout_queues: dict[str, tuple[str, str]] = {}
-        self.expiring: dict[str, int] = {}
+        self.routes = Routes(self.commands, self.keys, self.options)
         self._ready = threading.Event()
         self._ears: tuple[socket.socket, socket.socket] | None = None
         self._pid = os.getpid()
@@ -73,10 +71,6 @@ class Transport(virtual.Transport):
     def open(self, *, single: bool = False) -> Any:
         """A client; a `single` one is for blocking reads, and notices a server that no longer answers."""
         return connect(self.client, single=single, timeout=self.options.block_timeout + 25 if single else None)
-
-    def server_ms(self) -> int:
-        seconds, micros = self.commands.time()
-        return int(seconds) * 1000 + int(micros) // 1000
 
     def establish_connection(self) -> Any:
         self._check_server()
@@ -111,10 +105,10 @@ class Transport(virtual.Transport):
 
     def deliver_one(self) -> bool:
         """Deliver one message of one channel, each channel in its turn."""
-        channels = [channel for channel in self.channels if not channel.closed]
+        channels = self.channels
         for offset in range(len(channels)):
             channel = channels[(self._turn + offset) % len(channels)]
-            if channel.deliver_one():
+            if not channel.closed and channel.deliver_one():
                 self._turn += offset + 1
                 return True
         return False
@@ -141,12 +135,18 @@ class Transport(virtual.Transport):
         self.wake()
 
     def on_readable(self) -> None:  # type: ignore[override]
-        """Deliver one message per turn of the loop, so that acknowledgements come in between."""
+        """Deliver one message per turn of the loop, so that acknowledgements come in between.
+
+        The byte that woke the loop stays in the pipe while there is more: the loop comes again by itself.
+        """
+        if self.deliver_one():
+            return
         assert self._ears is not None
         try:
             self._ears[0].recv(4096)
         except BlockingIOError:
             return
+        # What a thread added before its byte was taken away has nobody else to tell of it.
         if self.deliver_one():
             self._ears[1].send(b"x")
 

@@ -126,7 +126,7 @@ def test_an_expired_lease_goes_to_another_worker_and_a_late_ack_cancels_the_copy
     frozen = Worker(connect(lease_timeout=0.8))
     frozen.read(5, until=1)
     # What a SIGSTOP does to the thread that renews.
-    frozen.channel.leases._renew = lambda: None
+    frozen.channel.leases.renew = lambda: None
     other = Worker(connect(lease_timeout=0.8))
 
     assert other.read(5, until=1) == [1]

@@ -16,24 +16,32 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local taken, dead, next_due = {}, {}, -1
 
+local function first_due(due)
+  local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
+  return first[2] and tonumber(first[2])
+end
+
 for q = 0, queues - 1 do
   local due, delayed = KEYS[q * per + steps + 1], KEYS[q * per + steps + 2]
-  for _, tag in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', string.format('%.0f', now), 'LIMIT', 0, ARGV[10])) do
-    local packed = redis.call('HGET', delayed, tag)
-    if packed then
-      local message = cmsgpack.unpack(packed)
-      local added = redis.pcall('XADD', KEYS[q * per + message[1]], '*', unpack(message[2]))
-      -- A server without memory refuses; the message stays where it is until there is room.
-      if type(added) == 'table' and added.err then
-        break
+  local first = first_due(due)
+  if first and first <= now then
+    for _, tag in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', string.format('%.0f', now), 'LIMIT', 0, ARGV[10])) do
+      local packed = redis.call('HGET', delayed, tag)
+      if packed then
+        local message = cmsgpack.unpack(packed)
+        local added = redis.pcall('XADD', KEYS[q * per + message[1]], '*', unpack(message[2]))
+        -- A server without memory refuses; the message stays where it is until there is room.
+        if type(added) == 'table' and added.err then
+          break
+        end
+        redis.call('HDEL', delayed, tag)
       end
-      redis.call('HDEL', delayed, tag)
+      redis.call('ZREM', due, tag)
     end
-    redis.call('ZREM', due, tag)
+    first = first_due(due)
   end
-  local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
-  if first[2] then
-    local wait = math.max(0, tonumber(first[2]) - now)
+  if first then
+    local wait = math.max(0, first - now)
     if next_due < 0 or wait < next_due then
       next_due = wait
     end
@@ -71,6 +79,10 @@ end
 
 local function serve(index, dead_stream, share)
   local stream = KEYS[index]
+  -- Most queues are empty most of the time, and an idle worker should not be heard.
+  if redis.call('XLEN', stream) == 0 then
+    return
+  end
   local floor = math.max(0, left - share)
   for _, pending in ipairs(redis.call('XPENDING', stream, group, '-', '+', 100, '@free')) do
     if left <= floor then

@@ -40,6 +40,10 @@ class Keys:
         """Stream that ends a blocked read early: an earlier due time, or a message given back."""
         return f"{self._queue(queue)}:wake"
 
+    def to_fetch(self, queue: str) -> list[str]:
+        """The keys that one read of a queue needs, in the order of the script."""
+        return [*self.streams(queue), self.due(queue), self.delayed(queue), self.dead(queue)]
+
     def of_queue(self, queue: str) -> list[str]:
         """Every key of a queue but its dead letters."""
         return [*self.streams(queue), self.due(queue), self.delayed(queue), self.wake(queue), self.meta(queue)]
