@@ -30,8 +30,8 @@ rows_recovered = Signal(name="rows_recovered", providing_args=["keys"])
 #: A run or a drain ended. `counts`: Counts.
 run_finished = Signal(name="run_finished", providing_args=["counts"])
 
-#: A message went to the dead letters of its queue. `death`: Death, with `queue`, `letter_id` (for `celery claim dead`),
-#: `message_id`, `task`, `task_id`, `reason`, `deliveries` and the message's `fields`.
+#: A message went to the dead letters of its queue. `death`: Death, with `queue`, `message_id`, `task`,
+#: `task_id`, `reason`, `deliveries` and the message's `fields`.
 message_dead = Signal(name="message_dead", providing_args=["death"])
 
 #: A message is not ours any more while its task may still run here; another worker may run it too. `queue`, `tag`.

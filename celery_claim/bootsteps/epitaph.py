@@ -40,7 +40,7 @@ def mark_failed(app: Any, death: Death, *, send_event: bool) -> bool:
 def _error_of(death: Death) -> Exception:
     if death.reason.startswith(UNKNOWN_TASK):
         return NotRegistered(death.task)
-    where = f"queue {death.queue} (celery claim dead {death.queue} --id {death.letter_id})"
+    where = f"queue {death.queue}, see: celery claim dead {death.queue}"
     if death.reason == DELIVERY_LIMIT:
         return DeliveryLimitExceeded(
             f"{death.task} was delivered {death.deliveries} times without an end; it is a dead letter of {where}"

@@ -23,8 +23,7 @@ class Death:
     """A message that went to the dead letters just now."""
 
     queue: str
-    #: Its id among the dead letters, and the one it had in its stream.
-    letter_id: str
+    #: The id that it had in its stream.
     message_id: str
     reason: str
     deliveries: int
@@ -92,11 +91,10 @@ def named(client: Any, keys: Keys, queue: str, ids: Sequence[str]) -> list[DeadL
 def replay(client: Any, keys: Keys, queue: str, chosen: Iterable[DeadLetter]) -> Iterator[DeadLetter]:
     """Put letters back at the end of their queue, their deliveries counted from zero; yields those that were."""
     streams = keys.streams(queue)
-    script = client.register_script(scripts.text("replay"))
     for batch in _batches(chosen):
         steps = [streams.index(keys.stream(queue, keys.step_of(letter.priority))) + 1 for letter in batch]
         words = [word for letter, step in zip(batch, steps, strict=True) for word in (letter.id, step)]
-        done = {id_.decode() for id_ in script(keys=[keys.dead(queue), *streams], args=words)}
+        done = {id_.decode() for id_ in scripts.run(client, "replay", [keys.dead(queue), *streams], words)}
         yield from (letter for letter in batch if letter.id in done)
 
 
@@ -124,8 +122,8 @@ def _last_id(client: Any, keys: Keys, queue: str) -> str | None:
 
 
 def _list(client: Any, keys: Keys, queue: str, first: str, last: str, count: int) -> list[DeadLetter]:
-    script = client.register_script(scripts.text("dead"))
-    return [_letter(queue, *each) for each in script(keys=[keys.dead(queue)], args=[first, last, count])]
+    listed = scripts.run(client, "dead", [keys.dead(queue)], [first, last, count])
+    return [_letter(queue, *each) for each in listed]
 
 
 def _letter(queue: str, id_: bytes, body_bytes: int, words: list[bytes]) -> DeadLetter:

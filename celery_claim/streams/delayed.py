@@ -28,7 +28,7 @@ class Delayed:
 
 def delayed(client: Any, keys: Keys, queue: str, *, limit: int) -> list[Delayed]:
     """The messages that are due next, at most `limit`."""
-    listed = client.register_script(scripts.text("delayed"))(keys=[keys.due(queue), keys.delayed(queue)], args=[limit])
+    listed = scripts.run(client, "delayed", [keys.due(queue), keys.delayed(queue)], [limit])
     return [
         Delayed(queue, *task_of(headers), int(float(due)), keys.steps[step - 1]) for _, due, step, headers in listed
     ]
@@ -44,5 +44,4 @@ def cancel(client: Any, keys: Keys, queue: str, task_id: str) -> int:
     tags = [tag for tag in found if tag.rpartition(b"/")[0].decode() == task_id]
     if not tags:
         return 0
-    script = client.register_script(scripts.text("cancel"))
-    return int(script(keys=[keys.due(queue), keys.delayed(queue)], args=tags))
+    return int(scripts.run(client, "cancel", [keys.due(queue), keys.delayed(queue)], tags))

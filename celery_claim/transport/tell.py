@@ -7,12 +7,15 @@ import logging
 from celery_claim import signals
 from celery_claim.streams.dead_letters import Death
 from celery_claim.streams.lease import Entry
+from celery_claim.streams.read import Read
 
 logger = logging.getLogger("celery_claim.streams")
 
 
-def of_death(death: Death) -> None:
+def of_death(read: Read, reason: str) -> None:
     """A message went to the dead letters."""
+    entry = read.entry
+    death = Death(entry.queue, entry.id, reason, entry.deliveries, read.fields)
     logger.error(
         "message %s of queue %s is a dead letter (%s) after %d deliveries: task %s[%s]; see: celery claim dead %s",
         death.message_id,
