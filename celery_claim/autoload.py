@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 #: URL schemes of the broker.
 SCHEMES = ("redis-streams", "rediss-streams", "sentinel-streams")
+
+#: Called once the transport is imported, which is when all plugins of the command line are: what extends them.
+WHEN_TRANSPORT_IS_USED: list[Callable[[], object]] = []
 
 
 def register() -> None:

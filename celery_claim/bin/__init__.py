@@ -112,10 +112,18 @@ def _extend_celery() -> None:
     # Celery has imported these when it loads its plugins; other programs that import this module have no use for them.
     if "celery.bin.worker" in sys.modules:
         add_worker_option(sys.modules["celery.bin.worker"].worker)
-        importlib.import_module("celery_claim.autoload").arm_workers()
+        autoload = importlib.import_module("celery_claim.autoload")
+        autoload.arm_workers()
+        autoload.WHEN_TRANSPORT_IS_USED.append(_extend_flower)
     if "celery.worker.control" in sys.modules:
         # `celery inspect` looks up a command's name in its own process, where a lazy app may not be armed yet.
         importlib.import_module("celery_claim.control")
+
+
+def _extend_flower() -> None:
+    # Celery may load our plugin before Flower's; Flower asks for the transport before it asks for the kind of broker.
+    if "flower.utils.broker" in sys.modules:
+        importlib.import_module("celery_claim.flower").install()
 
 
 _extend_celery()

@@ -34,6 +34,8 @@ class QueueFacts:
     oldest_ready_ms: int | None
     #: Milliseconds until the next delayed message is due.
     next_due_ms: int | None
+    #: When a message was last delivered for the first time, in milliseconds by the server's clock.
+    last_delivered_ms: int | None
 
 
 def known_queues(client: Any, keys: Keys) -> list[str]:
@@ -65,14 +67,23 @@ def _connected(client: Any) -> set[str] | None:
 
 
 def _facts(queue: str, answer: list[Any], connected: set[str] | None) -> QueueFacts:
-    ready, pending, delayed, dead, silent, waited, next_due, names = answer
+    ready, pending, delayed, dead, silent, waited, next_due, delivered, names = answer
     consumers = {name.decode() for name in names}
     if connected is not None:
         # A killed worker's name stays listed, and a server's idea of how long a consumer is idle is not its liveness
         # (before Redis 7.2 only reads that return something count).
         consumers &= connected
     return QueueFacts(
-        queue, ready, pending, delayed, dead, len(consumers), _or_none(silent), _or_none(waited), _or_none(next_due)
+        queue=queue,
+        ready=ready,
+        pending=pending,
+        delayed=delayed,
+        dead=dead,
+        consumers=len(consumers),
+        oldest_idle_ms=_or_none(silent),
+        oldest_ready_ms=_or_none(waited),
+        next_due_ms=_or_none(next_due),
+        last_delivered_ms=delivered or None,
     )
 
 

@@ -2,11 +2,12 @@
 -- KEYS: its streams, 2 last: due times, dead letters
 -- ARGV: 1 group, 2 how many pending entries per stream are looked at for the oldest
 -- Reply: { ready, pending, delayed, dead, ms the longest silent pending entry was not renewed or -1,
---          ms the oldest ready message has waited or -1, ms until the next delayed one is due or -1, { consumer, ... } }
+--          ms the oldest ready message has waited or -1, ms until the next delayed one is due or -1,
+--          when the last message was delivered in ms or 0, { consumer, ... } }
 -- Ready are also the messages that were given back. Nothing is written.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local ready, pending, silent, waited, consumers = 0, 0, -1, -1, {}
+local ready, pending, silent, waited, delivered, consumers = 0, 0, -1, -1, 0, {}
 
 local function waits_since(id)
   local age = math.max(0, now - tonumber(string.match(id, '^%d+')))
@@ -38,6 +39,7 @@ for i = 1, #KEYS - 2 do
   local group = group_of(stream)
   if group then
     last = group['last-delivered-id']
+    delivered = math.max(delivered, tonumber(string.match(last, '^%d+')))
     for _, each in ipairs(redis.call('XPENDING', stream, ARGV[1])[4] or {}) do
       if each[1] ~= '@free' then
         held = held + tonumber(each[2])
@@ -69,4 +71,5 @@ end
 local due = KEYS[#KEYS - 1]
 local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
 local next_due = first[2] and math.max(0, tonumber(first[2]) - now) or -1
-return { ready, pending, redis.call('ZCARD', due), redis.call('XLEN', KEYS[#KEYS]), silent, waited, next_due, consumers }
+return { ready, pending, redis.call('ZCARD', due), redis.call('XLEN', KEYS[#KEYS]), silent, waited, next_due, delivered,
+  consumers }
