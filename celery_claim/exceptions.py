@@ -9,6 +9,10 @@
     ├── DatabaseUnavailable     the database is down or is read-only
     │   ├── AccessDenied        the database refuses our user, password or database name
     │   └── ReadOnly            the server takes no writes: a replica, or a failover
+    ├── BrokerUnavailable       the broker cannot be reached, or refuses what was asked
+    ├── MessageDead             a message went to the dead letters; its task's result says so
+    │   ├── DeliveryLimitExceeded   it was delivered again and again without an end
+    │   └── MessageRefused          it was rejected, or cannot be read
     ├── Contention              a deadlock or a lock wait that did not go away
     ├── ValueRefused            the table does not take a value
     ├── BulkFailed              bulk() stopped in the middle; it knows what was sent
@@ -55,6 +59,22 @@ class AccessDenied(DatabaseUnavailable):
 
 class ReadOnly(DatabaseUnavailable):
     """The server takes no writes: it is a replica, or in the middle of a failover. The statement was not done."""
+
+
+class BrokerUnavailable(ClaimError):
+    """The broker cannot be reached, refuses user or password, or does not run a command. The text has no password."""
+
+
+class MessageDead(ClaimError):
+    """A message is a dead letter of its queue: `celery claim dead QUEUE` lists it and puts it back."""
+
+
+class DeliveryLimitExceeded(MessageDead):
+    """A message was delivered `delivery_limit` times and its task never came to an end; it is not tried again."""
+
+
+class MessageRefused(MessageDead):
+    """A message was rejected, or no worker can read it; its task was not run."""
 
 
 class Contention(ClaimError):
