@@ -136,6 +136,8 @@ class Reader(threading.Thread):
         try:
             try:
                 self._client_id = self.client.execute_command("CLIENT", "ID")
+                # Who looks at a queue tells by the name which of its consumers are connected.
+                self.client.execute_command("CLIENT", "SETNAME", self.leases.consumer)
             except Exception as error:
                 logger.debug("reads cannot be ended early: %s", error)
             while not self._stopping:

@@ -18,11 +18,11 @@ from redis.exceptions import ResponseError
 from celery_claim.streams import append, broadcast, scripts
 from celery_claim.streams.append import Write
 from celery_claim.streams.broadcast import BroadcastReader
-from celery_claim.streams.consumer_group import ensure_groups
+from celery_claim.streams.consumer_group import announce, ensure_groups
 from celery_claim.streams.lease import Leases
 from celery_claim.streams.read import Read, Reader, Room
 from celery_claim.streams.wire import codec
-from celery_claim.transport import publish
+from celery_claim.transport import publish, tell
 from celery_claim.transport.qos import QoS
 
 logger = logging.getLogger("celery_claim.streams")
@@ -49,6 +49,7 @@ class Channel(virtual.Channel):
         self.options, self.keys, self.client = connection.options, connection.keys, connection.commands
         self.routes = connection.routes
         self.leases = Leases(self.client, self.keys, self.options, self._on_room)
+        self.leases.on_lost = tell.of_lost_lease
         self.reader: Reader | None = None
         self.broadcasts: BroadcastReader | None = None
         self._pid = os.getpid()
@@ -278,13 +279,11 @@ class Channel(virtual.Channel):
         self.connection.wake()
 
     def on_dead(self, read: Read, reason: str) -> None:
-        logger.error(
-            "message %s of queue %s is a dead letter after %d deliveries: %s",
-            read.entry.id, read.entry.queue, read.entry.deliveries, reason,
-        )  # fmt: skip
+        tell.of_death(read, reason)
 
     def declare(self, queues: tuple[str, ...]) -> None:
         ensure_groups(self.client, self.keys, self.options.group, queues)
+        announce(self.client, self.keys, self.options.group, queues, self.leases.consumer)
         self.routes.write_again(queues)
 
     def tend(self, queues: tuple[str, ...]) -> float:
@@ -292,6 +291,7 @@ class Channel(virtual.Channel):
         for queue in queues:
             names = [self.keys.wake(queue), *self.keys.streams(queue)]
             scripts.run(self.client, "reap", names, [self.options.group, int(self.options.consumer_reap_after * 1000)])
+        announce(self.client, self.keys, self.options.group, queues, self.leases.consumer)
         again: float = min(self.routes.keep_alive(queues), self.options.consumer_reap_after)
         return again
 
@@ -363,13 +363,28 @@ class Channel(virtual.Channel):
         return expired
 
     def _bury_undecodable(self, read: Read, error: codec.Undecodable) -> None:
-        reason = f"undecodable: {error}"
-        self.leases.bury(read.tag, reason)
-        self.on_dead(read, reason)
+        self.bury(read.tag, f"undecodable: {error}")
 
     def bury(self, tag: str, reason: str) -> None:
         """Make a dead letter of a message that this channel delivered."""
-        self.leases.bury(tag, reason)
+        buried = self.leases.bury(tag, reason)
+        if buried is not None:
+            self.on_dead(Read(tag, *buried), reason)
+
+    def stop_reading(self) -> int:
+        """Read no more, and give back what no consumer has got yet: how many. What was delivered stays ours."""
+        if self.reader is None:
+            return 0
+        self.reader.stop()
+        unseen = []
+        while self.reader.buffer:
+            unseen.append(self.reader.buffer.popleft().tag)
+        return self.give_back(unseen)
+
+    def give_back(self, tags: list[str]) -> int:
+        """Hand messages that were not started to other workers, at once, in their order and uncounted: how many."""
+        self.leases.release(tags)
+        return len(tags)
 
     @staticmethod
     def _message_of(read: Read) -> dict[str, Any]:
