@@ -15,8 +15,14 @@ from celery_claim.streams.wire.keys import Keys
 #: Milliseconds that one read waits; a new binding ends it early.
 BLOCK_MS = 5000
 
-#: Position per (process-wide) stream and queue; it outlives a connection, so a reconnect leaves no gap.
-_positions: dict[tuple[str, str], str] = {}
+#: Position of each (stream, queue) of a server. It outlives a connection, so a reconnect leaves no gap.
+Positions = dict[tuple[str, str], str]
+_by_server: dict[str, Positions] = {}
+
+
+def positions_on(server: str) -> Positions:
+    """What this process has read of the broadcasts of one server and database."""
+    return _by_server.setdefault(server, {})
 
 
 def pattern_of(routing_key: str) -> re.Pattern[str] | None:
@@ -27,21 +33,21 @@ def pattern_of(routing_key: str) -> re.Pattern[str] | None:
     return re.compile(r"\.".join(words).replace(r"\..*", r"(\..*)?"))
 
 
-def remember(client: Any, stream: str, queue: str) -> None:
+def remember(client: Any, positions: Positions, stream: str, queue: str) -> None:
     """From here on, a queue that is bound to an exchange misses nothing, whenever it is read."""
-    if (stream, queue) not in _positions:
+    if (stream, queue) not in positions:
         last = client.execute_command("XREVRANGE", stream, "+", "-", "COUNT", 1)
-        _positions[stream, queue] = last[0][0].decode() if last else f"{_server_ms(client) - 1}-0"
+        positions[stream, queue] = last[0][0].decode() if last else f"{_server_ms(client) - 1}-0"
 
 
-def get(client: Any, stream: str, queue: str) -> tuple[str, dict[bytes, bytes]] | None:
+def get(client: Any, positions: Positions, stream: str, queue: str) -> tuple[str, dict[bytes, bytes]] | None:
     """The next broadcast of a queue that nobody consumes, without waiting for one."""
-    remember(client, stream, queue)
-    found = client.execute_command("XRANGE", stream, f"({_positions[stream, queue]}", "+", "COUNT", 1)
+    remember(client, positions, stream, queue)
+    found = client.execute_command("XRANGE", stream, f"({positions[stream, queue]}", "+", "COUNT", 1)
     if not found:
         return None
     ((id_, fields),) = found
-    _positions[stream, queue] = id_.decode()
+    positions[stream, queue] = id_.decode()
     return id_.decode(), fields
 
 
@@ -55,10 +61,17 @@ class BroadcastReader(threading.Thread):
     """Reads the fanout exchanges of one channel into a buffer and calls `on_ready`."""
 
     def __init__(
-        self, client: Any, commands: Any, keys: Keys, options: StreamOptions, on_ready: Callable[[], None]
+        self,
+        client: Any,
+        commands: Any,
+        keys: Keys,
+        options: StreamOptions,
+        positions: Positions,
+        on_ready: Callable[[], None],
     ) -> None:
         super().__init__(name="celery_claim-broadcasts", daemon=True)
         self.client, self.commands, self.keys, self.options = client, commands, keys, options
+        self.positions = positions
         self.buffer: deque[tuple[str, str, dict[bytes, bytes]]] = deque()
         self.error: Exception | None = None
         # Weakly, so that the thread ends with a transport that was dropped without being closed.
@@ -71,15 +84,15 @@ class BroadcastReader(threading.Thread):
     def bind(self, queue: str, exchange: str, routing_key: str) -> None:
         """Read an exchange for a queue, from where it was bound or read last, but nothing older than fanout_max_age."""
         stream = self.keys.fanout(exchange)
-        remember(self.commands, stream, queue)
+        remember(self.commands, self.positions, stream, queue)
         oldest = f"{_server_ms(self.commands) - int(self.options.fanout_max_age * 1000)}-0"
-        _positions[stream, queue] = max(_positions[stream, queue], oldest, key=_order)
+        self.positions[stream, queue] = max(self.positions[stream, queue], oldest, key=_order)
         self._bound[queue] = (stream, pattern_of(routing_key))
         self._unblock()
 
     def unbind(self, queue: str) -> None:
         stream, _ = self._bound.pop(queue, ("", None))
-        _positions.pop((stream, queue), None)
+        self.positions.pop((stream, queue), None)
 
     def stop(self) -> None:
         self._stopping = True
@@ -126,18 +139,18 @@ class BroadcastReader(threading.Thread):
             self._changed.wait(BLOCK_MS / 1000)
             return
         names = [stream for stream, _ in bound.values()]
-        starts = [_positions.get((stream, queue), "$") for queue, (stream, _) in bound.items()]
+        starts = [self.positions.get((stream, queue), "$") for queue, (stream, _) in bound.items()]
         command = ["XREAD", "COUNT", 100, "BLOCK", BLOCK_MS, "STREAMS", *names, *starts]
         reply = self.client.execute_command(*command) or []
         for name, entries in reply:
             for queue, (stream, pattern) in bound.items():
                 if stream != name.decode():
                     continue
-                position = _positions.get((stream, queue), "0-0")
+                position = self.positions.get((stream, queue), "0-0")
                 for id_, fields in entries:
                     key = _order(id_.decode())
                     if key > _order(position) and queue in self._bound:
-                        _positions[stream, queue] = id_.decode()
+                        self.positions[stream, queue] = id_.decode()
                         if pattern is None or pattern.fullmatch(fields.get(b"rk", b"").decode()):
                             self.buffer.append((queue, id_.decode(), fields))
         if reply:

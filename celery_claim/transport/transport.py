@@ -15,6 +15,7 @@ from redis import exceptions
 
 from celery_claim.exceptions import ConfigurationError
 from celery_claim.streams.append import QueueFull
+from celery_claim.streams.broadcast import positions_on
 from celery_claim.streams.options import read_options
 from celery_claim.streams.routes import Routes
 from celery_claim.streams.wire.keys import Keys
@@ -59,6 +60,7 @@ class Transport(virtual.Transport):
         self.options = read_options(client.transport_options)
         self.keys = Keys(self.options.global_keyprefix, self.options.priority_steps)
         self.commands = self.open()
+        self.positions = positions_on(f"{client.hostname}:{client.port}/{client.virtual_host}")
         self.routes = Routes(self.commands, self.keys, self.options)
         self._ready = threading.Event()
         self._ears: tuple[socket.socket, socket.socket] | None = None
