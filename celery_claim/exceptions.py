@@ -15,6 +15,7 @@
     │   └── MessageRefused          it was rejected, or cannot be read
     ├── Contention              a deadlock or a lock wait that did not go away
     ├── ValueRefused            the table does not take a value
+    ├── BulkFailed              bulk() stopped in the middle; it knows what was sent
     └── StatementRefused        the server does not run a statement: a column or a privilege is missing
 
 A lost race, an empty table, a closed window are answers, not errors: they are returned.
@@ -86,6 +87,19 @@ class ValueRefused(ClaimError):
 
 class StatementRefused(ClaimError):
     """The server does not run a statement: a column, a table or a privilege is missing."""
+
+
+class BulkFailed(ClaimError):
+    """`bulk` stopped in the middle, for the reason in ``__cause__``."""
+
+    def __init__(self, sent: list[str], uncertain: list[str]) -> None:
+        super().__init__(
+            f"{len(sent)} tasks were sent, of {len(uncertain)} more it is not known, the rest were not sent"
+        )
+        #: Ids of the tasks that were sent: of the first items, in their order.
+        self.sent = sent
+        #: Ids of the tasks, of the items after those, that may have been sent. Their messages went out together.
+        self.uncertain = uncertain
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -54,6 +54,8 @@ class StreamOptions:
     priority_steps: tuple[int, ...] = (0, 3, 6, 9)
     #: About how many messages of a broadcast are kept for workers that reconnect.
     fanout_maxlen: int = 10_000
+    #: Seconds after which a broadcast that a reconnecting worker missed is no longer news.
+    fanout_max_age: float = 60.0
     #: The most messages of a queue; more are refused when published. None is no limit.
     max_length: int | None = None
     #: Name of the consumer group.
