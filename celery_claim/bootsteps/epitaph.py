@@ -51,7 +51,7 @@ def _error_of(death: Death) -> Exception:
 def _request_of(app: Any, death: Death) -> Context:
     """What the backend needs to know: error callbacks and a chord hear of the failure as of any other."""
     try:
-        fields = codec.decode(death.fields)
+        fields = codec.decode(death.fields, death.queue)
         message = Message(
             body=fields["body"],
             headers=fields["headers"],
