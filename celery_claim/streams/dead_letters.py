@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_claim.streams import scripts
+from celery_claim.streams.wire import codec
 from celery_claim.streams.wire.keys import Keys
 
 #: Letters that one round trip lists, puts back or drops.
@@ -32,11 +33,19 @@ class Death:
 
     @property
     def task(self) -> str | None:
-        return task_of(self.fields.get(b"headers"))[0]
+        return _text(self._headers, "task")
 
     @property
     def task_id(self) -> str | None:
-        return task_of(self.fields.get(b"headers"))[1]
+        return _text(self._headers, "id")
+
+    @property
+    def _headers(self) -> Mapping[str, Any]:
+        try:
+            headers: Mapping[str, Any] = codec.decode(self.fields, self.queue)["headers"]
+        except codec.Undecodable:
+            return {}
+        return headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +74,12 @@ def task_of(headers: Any) -> tuple[str | None, str | None]:
         return None, None
     if not isinstance(found, Mapping):
         return None, None
-    name, id_ = found.get("task"), found.get("id")
-    return name if isinstance(name, str) else None, id_ if isinstance(id_, str) else None
+    return _text(found, "task"), _text(found, "id")
+
+
+def _text(headers: Mapping[str, Any], name: str) -> str | None:
+    value = headers.get(name)
+    return value if isinstance(value, str) else None
 
 
 def letters(client: Any, keys: Keys, queue: str, *, limit: int | None = None) -> Iterator[DeadLetter]:
