@@ -57,8 +57,10 @@ NEEDED: dict[str, str] = {
     "zrem": "ZREM K m",
 }
 
-#: Servers that this process has used: what is refused there later may be a password that is being changed.
-_used: set[str] = set()
+#: How OpenSSL names an answer that is not TLS.
+NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+#: Servers and users that worked in this process: what is refused later may be a password that is being changed.
+_used: set[tuple[str, str]] = set()
 
 
 def check_server(client: Any, conninfo: Any, keys: Keys) -> None:
@@ -71,28 +73,28 @@ def check_server(client: Any, conninfo: Any, keys: Keys) -> None:
         _check_capabilities(client, keys, place)
         _check_permissions(client, conninfo, keys, place)
     except (exceptions.AuthenticationError, exceptions.AuthorizationError) as error:
-        _refuse(place, _login(conninfo, place, error), exceptions.AuthenticationError)
+        _refuse(conninfo, _login(conninfo, place, error), exceptions.AuthenticationError)
     except exceptions.NoPermissionError as error:
-        _refuse(place, f"{place} refuses {_who(conninfo)}: {error}", exceptions.AuthorizationError)
+        _refuse(conninfo, f"{place} refuses {_who(conninfo)}: {error}", exceptions.AuthorizationError)
     except (exceptions.MovedError, exceptions.ClusterCrossSlotError, exceptions.ClusterDownError) as error:
         if not isinstance(error, exceptions.MasterDownError):
             _refuse_cluster(place)
         raise
     except MasterNotFoundError:
         _explain_sentinels(conninfo, place)
-    except exceptions.ConnectionError as error:
-        _explain_tls(error, place)
+    except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
+        _explain_tls(conninfo, error, place)
         raise
     except exceptions.ResponseError as error:
         if "DB index is out of range" in str(error):
             raise ConfigurationError(f"{place}: the server has no database of that number") from None
         raise
-    _used.add(place)
+    _used.add((place, _user(conninfo)))
 
 
-def _refuse(place: str, message: str, passing: type[exceptions.ConnectionError]) -> NoReturn:
+def _refuse(conninfo: Any, message: str, passing: type[exceptions.ConnectionError]) -> NoReturn:
     """A fault that was there from the beginning ends the program; a running worker waits for it to be put right."""
-    if place in _used:
+    if (place_of(conninfo), _user(conninfo)) in _used:
         raise passing(message) from None
     raise ConfigurationError(message) from None
 
@@ -171,7 +173,7 @@ def _check_permissions(client: Any, conninfo: Any, keys: Keys, place: str) -> No
     parts = [f"run {', '.join(missing)}"] if missing else []
     parts += [f"use keys that begin with {keys.prefix}cs1:"] if keys_refused else []
     message = f"{_who(conninfo)} at {place} may not {' and may not '.join(parts)}. What it needs: {rules}"
-    _refuse(place, message, exceptions.AuthorizationError)
+    _refuse(conninfo, message, exceptions.AuthorizationError)
 
 
 def missing_permissions(client: Any, keys: Keys) -> tuple[list[str], bool]:
@@ -211,7 +213,11 @@ def _is_noperm(reply: Any) -> bool:
 
 
 def _who(conninfo: Any) -> str:
-    return f"user {parameters(conninfo).get('username') or 'default'!r}"
+    return f"user {_user(conninfo)!r}"
+
+
+def _user(conninfo: Any) -> str:
+    return str(parameters(conninfo).get("username") or "default")
 
 
 def _login(conninfo: Any, place: str, error: Exception) -> str:
@@ -222,8 +228,8 @@ def _login(conninfo: Any, place: str, error: Exception) -> str:
     return f"{place} refuses the password of {_who(conninfo)}: correct it in broker_url"
 
 
-def _explain_tls(error: Exception, place: str) -> None:
-    """redis-py wraps what the TLS library says in an error of the connection, which would be tried for ever."""
+def _explain_tls(conninfo: Any, error: Exception, place: str) -> None:
+    """Say what encryption has to do with it: redis-py wraps it in an error of the connection."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__
@@ -232,10 +238,16 @@ def _explain_tls(error: Exception, place: str) -> None:
             f"the certificate of {place} is not accepted ({cause.verify_message}): name its authority with "
             "ssl_ca_certs, or turn verification off with ssl_cert_reqs=none"
         ) from None
-    if isinstance(cause, ssl.SSLError) and cause.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
-        raise ConfigurationError(
-            f"{place} does not answer in TLS: use redis-streams://, or the port on which it does"
-        ) from None
+    encrypted = parameters(conninfo).get("ssl", False)
+    if encrypted and isinstance(cause, ssl.SSLError) and cause.reason in NO_TLS:
+        raise ConfigurationError(f"{place} does not speak TLS: use redis-streams://, or its port for TLS") from None
+    # Neither side says so when only one of them encrypts: one waits, or the other closes the connection.
+    if encrypted and isinstance(error, exceptions.TimeoutError):
+        raise exceptions.TimeoutError(f"{place} does not answer; if it does not speak TLS, use redis-streams://")
+    if not encrypted and any(sign in str(error) for sign in ("closed by server", "Connection reset")):
+        raise exceptions.ConnectionError(
+            f"{place} closed the connection at the first command; if it speaks TLS, use rediss-streams:// ({error})"
+        )
 
 
 def _explain_sentinels(conninfo: Any, place: str) -> NoReturn:
@@ -246,10 +258,10 @@ def _explain_sentinels(conninfo: Any, place: str) -> NoReturn:
     refused = [answer for answer in reached if isinstance(answer, str)]
     known = sorted({name for answer in reached if not isinstance(answer, str) for name in answer})
     if reached and len(refused) == len(reached):
-        _refuse(place, f"{place}: {refused[0]}; give the password of the sentinels in the transport option "
+        _refuse(conninfo, f"{place}: {refused[0]}; give the password of the sentinels in the transport option "
                 "'sentinel_kwargs': {'password': ...}", exceptions.AuthenticationError)  # fmt: skip
     if reached and not refused and wanted not in known:
-        _refuse(place, f"the transport option 'master_name' is {wanted!r}; the sentinels of {place} know "
+        _refuse(conninfo, f"the transport option 'master_name' is {wanted!r}; the sentinels of {place} know "
                 f"{', '.join(known) or 'no master'}", exceptions.AuthenticationError)  # fmt: skip
     if not reached:
         raise exceptions.ConnectionError(f"{place}: none of them answers") from None
