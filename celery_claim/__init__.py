@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from celery_claim.schedules import window
     from celery_claim.states import Status
     from celery_claim.tasks import ClaimTask
+    from celery_claim.transport.bulk import bulk
 
 #: Imported when first asked for: every `celery` command imports this package, and few of them need SQLAlchemy.
 _HOMES = {
@@ -35,6 +36,7 @@ _HOMES = {
     "Retry": "rows.outcomes",
     "Skip": "rows.outcomes",
     "Status": "states",
+    "bulk": "transport.bulk",
     "setup": "app",
     "window": "schedules",
 }
@@ -51,6 +53,7 @@ __all__ = [
     "Retry",
     "Skip",
     "Status",
+    "bulk",
     "setup",
     "window",
 ]

@@ -6,10 +6,14 @@ Whoever loads nothing else of ours can name this module: ``CELERY_CONFIG_MODULE=
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 #: URL schemes of the broker. The last is how kombu names a socket URL that it fails over to.
 SCHEMES = ("redis-streams", "rediss-streams", "sentinel-streams", "redis-streams+socket")
+
+#: Called once the transport is imported, which is when all plugins of the command line are: what extends them.
+WHEN_TRANSPORT_IS_USED: list[Callable[[], object]] = []
 
 
 def register() -> None:
@@ -18,6 +22,22 @@ def register() -> None:
 
     for scheme in SCHEMES:
         transport.TRANSPORT_ALIASES.setdefault(scheme, "celery_claim.transport:Transport")
+
+
+def arm_workers() -> None:
+    """Give each worker that starts the step for redis-streams://, also for an app that never calls setup().
+
+    Harmless when repeated; the step leaves a worker on another broker alone.
+    """
+    from celery.signals import worker_init
+
+    worker_init.connect(_arm, weak=False, dispatch_uid=__name__)
+
+
+def _arm(sender: Any, **_: Any) -> None:
+    from celery_claim.bootsteps.streams import StreamsStep
+
+    sender.app.steps["consumer"].add(StreamsStep)
 
 
 def _dumps(value: Any) -> str:

@@ -9,8 +9,13 @@
     ├── DatabaseUnavailable     the database is down or is read-only
     │   ├── AccessDenied        the database refuses our user, password or database name
     │   └── ReadOnly            the server takes no writes: a replica, or a failover
+    ├── BrokerUnavailable       the broker cannot be reached, or refuses what was asked
+    ├── MessageDead             a message went to the dead letters; its task's result says so
+    │   ├── DeliveryLimitExceeded   it was delivered again and again without an end
+    │   └── MessageRefused          it was rejected, or cannot be read
     ├── Contention              a deadlock or a lock wait that did not go away
     ├── ValueRefused            the table does not take a value
+    ├── BulkFailed              bulk() stopped in the middle; it knows what was sent
     └── StatementRefused        the server does not run a statement: a column or a privilege is missing
 
 A lost race, an empty table, a closed window are answers, not errors: they are returned.
@@ -56,6 +61,22 @@ class ReadOnly(DatabaseUnavailable):
     """The server takes no writes: it is a replica, or in the middle of a failover. The statement was not done."""
 
 
+class BrokerUnavailable(ClaimError):
+    """The broker cannot be reached, refuses user or password, or does not run a command. The text has no password."""
+
+
+class MessageDead(ClaimError):
+    """A message is a dead letter of its queue: `celery claim dead QUEUE` lists it and puts it back."""
+
+
+class DeliveryLimitExceeded(MessageDead):
+    """A message was delivered `delivery_limit` times and its task never came to an end; it is not tried again."""
+
+
+class MessageRefused(MessageDead):
+    """A message was rejected, or no worker can read it; its task was not run."""
+
+
 class Contention(ClaimError):
     """Other transactions kept the rows locked, or the server chose our statement as a deadlock's victim."""
 
@@ -66,6 +87,19 @@ class ValueRefused(ClaimError):
 
 class StatementRefused(ClaimError):
     """The server does not run a statement: a column, a table or a privilege is missing."""
+
+
+class BulkFailed(ClaimError):
+    """`bulk` stopped in the middle, for the reason in ``__cause__``."""
+
+    def __init__(self, sent: list[str], uncertain: list[str]) -> None:
+        super().__init__(
+            f"{len(sent)} tasks were sent, of {len(uncertain)} more it is not known, the rest were not sent"
+        )
+        #: Ids of the tasks that were sent: of the first items, in their order.
+        self.sent = sent
+        #: Ids of the tasks, of the items after those, that may have been sent. Their messages went out together.
+        self.uncertain = uncertain
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -1,7 +1,8 @@
-"""Signals about rows, with Celery's own Signal class.
+"""Signals about rows and about messages, with Celery's own Signal class.
 
-They are sent where the rows are processed: in a pool process under prefork. A receiver that raises is logged by
-Celery and changes nothing for the row. The sender is always the task.
+Those about rows are sent where the rows are processed: in a pool process under prefork; the sender is the task. Those
+about messages of a redis-streams:// broker are sent in the worker's main process; the sender is the queue's name. A
+receiver that raises is logged by Celery and changes nothing.
 """
 
 from __future__ import annotations
@@ -28,3 +29,10 @@ rows_recovered = Signal(name="rows_recovered", providing_args=["keys"])
 
 #: A run or a drain ended. `counts`: Counts.
 run_finished = Signal(name="run_finished", providing_args=["counts"])
+
+#: A message went to the dead letters of its queue. `death`: Death, with `queue`, `message_id`, `task`,
+#: `task_id`, `reason`, `deliveries` and the message's `fields`.
+message_dead = Signal(name="message_dead", providing_args=["death"])
+
+#: A message is not ours any more while its task may still run here; another worker may run it too. `queue`, `tag`.
+lease_lost = Signal(name="lease_lost", providing_args=["queue", "tag"])

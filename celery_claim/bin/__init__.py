@@ -19,12 +19,15 @@ _COMMANDS = {
     "cancel": "rows",
     "check": "check",
     "concurrency": "windows",
+    "dead": "streams",
+    "delayed": "streams",
     "failed": "rows",
     "initdb": "initdb",
     "log": "runs",
     "nodes": "nodes",
     "pause": "windows",
     "prune": "runs",
+    "purge": "streams",
     "recover": "rows",
     "release": "rows",
     "resume": "windows",
@@ -32,6 +35,7 @@ _COMMANDS = {
     "show": "windows",
     "sql": "sql",
     "status": "status",
+    "streams": "streams",
     "trigger": "windows",
     "windows": "windows",
 }
@@ -59,7 +63,7 @@ class ClaimGroup(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            raise WrongUsage(error.message, error.ctx) from None
+            raise WrongUsage(error.format_message(), error.ctx) from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -69,17 +73,20 @@ class ClaimGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            raise WrongUsage(error.message + did_you_mean(args[0], _COMMANDS), error.ctx) from None
+            raise WrongUsage(error.format_message() + did_you_mean(args[0], _COMMANDS), error.ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
-        from celery_claim.exceptions import ClaimError, DatabaseUnavailable
+        from celery_claim.exceptions import BrokerUnavailable, ClaimError, DatabaseUnavailable
 
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            raise WrongUsage(error.message, error.ctx) from None
+            raise WrongUsage(error.format_message(), error.ctx) from None
         except DatabaseUnavailable as error:
             click.echo(f"Error: the database is not available: {error}", err=True)
+            ctx.exit(UNAVAILABLE)
+        except BrokerUnavailable as error:
+            click.echo(f"Error: the broker is not available: {error}", err=True)
             ctx.exit(UNAVAILABLE)
         except ClaimError as error:
             click.echo(f"Error: {error}", err=True)
@@ -88,7 +95,7 @@ class ClaimGroup(click.Group):
 
 @click.group(cls=ClaimGroup)
 def claim() -> None:
-    """Look at and act on tables whose rows are the queue, and the windows that work on them."""
+    """Look at and act on tables whose rows are the queue, on windows, and on a redis-streams:// broker."""
 
 
 def add_worker_option(worker: click.Command) -> None:
@@ -105,9 +112,18 @@ def _extend_celery() -> None:
     # Celery has imported these when it loads its plugins; other programs that import this module have no use for them.
     if "celery.bin.worker" in sys.modules:
         add_worker_option(sys.modules["celery.bin.worker"].worker)
+        autoload = importlib.import_module("celery_claim.autoload")
+        autoload.arm_workers()
+        autoload.WHEN_TRANSPORT_IS_USED.append(_extend_flower)
     if "celery.worker.control" in sys.modules:
         # `celery inspect` looks up a command's name in its own process, where a lazy app may not be armed yet.
         importlib.import_module("celery_claim.control")
+
+
+def _extend_flower() -> None:
+    # Celery may load our plugin before Flower's; Flower asks for the transport before it asks for the kind of broker.
+    if "flower.utils.broker" in sys.modules:
+        importlib.import_module("celery_claim.flower").install()
 
 
 _extend_celery()

@@ -11,6 +11,7 @@ from celery_claim.bootsteps.check import EXIT_CONFIGURATION, CheckStep
 from celery_claim.bootsteps.fire import FireTask
 from celery_claim.bootsteps.maintenance import MaintenanceStep
 from celery_claim.bootsteps.node import NodeQueueStep, NodeStep
+from celery_claim.bootsteps.streams import StreamsStep
 from celery_claim.schedules import FIRE_TASK
 
 __all__ = ["EXIT_CONFIGURATION", "arm"]
@@ -25,7 +26,7 @@ def _answer_inspect(**_: Any) -> None:
 def arm(app: celery.Celery) -> None:
     """Add our steps and the task of windows to an app."""
     app.steps["worker"].update((CheckStep, NodeStep, MaintenanceStep))
-    app.steps["consumer"].add(NodeQueueStep)
+    app.steps["consumer"].update((NodeQueueStep, StreamsStep))
     # Straight into the registry: this happens while the app finalizes, and app.tasks would finalize it again.
     registry: Any = app._tasks  # type: ignore[attr-defined]
     if FIRE_TASK not in registry:

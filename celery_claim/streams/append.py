@@ -1,14 +1,17 @@
-"""Append messages to their queue, now or when they are due."""
+"""Append messages to their queue, now or when they are due; broadcasts to their exchange."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from celery_claim.streams import scripts
 from celery_claim.streams.wire import codec
 from celery_claim.streams.wire.keys import Keys
+
+#: Where the script's arguments have the milliseconds until a message is due.
+DELAY = 1
 
 
 class QueueFull(Exception):
@@ -19,23 +22,67 @@ class QueueFull(Exception):
         self.queue = queue
 
 
-def append(client: Any, keys: Keys, queue: str, step: int, message: Mapping[str, Any], *, expires: bool = False) -> str:
-    """Publish a message and return its id, or ``gone`` when an expiring queue is no longer there."""
-    words = [word for pair in codec.encode(message).items() for word in pair]
-    stream = keys.stream(queue, step)
-    names = [stream, keys.meta(queue), *(key for key in keys.of_queue(queue) if key not in (stream, keys.meta(queue)))]
-    reply: str = client.register_script(scripts.text("append"))(keys=names, args=["1" if expires else "0", *words])
-    reply = reply.decode() if isinstance(reply, bytes) else reply
-    if reply == "full":
-        raise QueueFull(queue)
-    return reply
+class Write(NamedTuple):
+    """One message on its way to the server: a plain command, or a run of the script `append`."""
+
+    queue: str
+    words: tuple[Any, ...]
+    #: Whether `words` are the script's keys and arguments, as (keys, arguments), instead of a command.
+    scripted: bool = False
+
+    def command(self) -> tuple[Any, ...]:
+        """The command for a pipeline; a script must have been loaded before."""
+        if not self.scripted:
+            return self.words
+        keys, arguments = self.words
+        return ("EVALSHA", scripts.digest("append"), len(keys), *keys, *arguments)
+
+    def run(self, client: Any) -> None:
+        """Publish. Nothing is repeated: a second XADD would be a second message."""
+        if self.scripted:
+            self.check(scripts.run(client, "append", *self.words))
+        else:
+            client.execute_command(*self.words)
+
+    def check(self, reply: Any) -> None:
+        """Raise QueueFull if that is what the server answered."""
+        if reply in (b"full", "full"):
+            raise QueueFull(self.queue)
 
 
-def delay(client: Any, keys: Keys, queue: str, step: int, message: Mapping[str, Any], *, seconds: float) -> None:
-    """Keep a message on the server until `seconds` from now by the server's clock."""
-    words = [word for pair in codec.encode(message).items() for word in pair]
-    tag = f"{(message.get('headers') or {}).get('id') or '-'}/{uuid4().hex}"
-    client.register_script(scripts.text("delay"))(
-        keys=[keys.due(queue), keys.delayed(queue), keys.wake(queue)],
-        args=[tag, int(seconds * 1000), keys.steps.index(step) + 1, *words],
-    )
+def now(keys: Keys, queue: str, step: int, message: Mapping[str, Any]) -> Write:
+    """For a queue without limits."""
+    return Write(queue, ("XADD", keys.stream(queue, step), "*", *_words(message, queue)))
+
+
+def with_limits(keys: Keys, queue: str, step: int, message: Mapping[str, Any], *, must_exist: bool) -> Write:
+    """For a queue with a length or an end; one that had to exist and is gone takes nothing, which is no error."""
+    return _scripted(keys, queue, step, message, must_exist=must_exist)
+
+
+def when_due(keys: Keys, queue: str, step: int, message: Mapping[str, Any], *, seconds: float) -> Write:
+    """Kept on the server until `seconds` from now by the server's clock."""
+    return _scripted(keys, queue, step, message, delay=max(1, int(seconds * 1000)))
+
+
+def to_all(keys: Keys, exchange: str, routing_key: str, message: Mapping[str, Any], *, maxlen: int) -> Write:
+    """A broadcast."""
+    words = (*_words(message, exchange), "rk", routing_key)
+    return Write(exchange, ("XADD", keys.fanout(exchange), "MAXLEN", "~", maxlen, "*", *words))
+
+
+def _scripted(
+    keys: Keys, queue: str, step: int, message: Mapping[str, Any], *, must_exist: bool = False, delay: int = 0
+) -> Write:
+    names = [
+        keys.meta(queue), keys.stream(queue, step), keys.due(queue), keys.delayed(queue), keys.wake(queue),
+        *keys.streams(queue),
+    ]  # fmt: skip
+    # The task's id leads, so that a delayed task can be found and cancelled.
+    tag = f"{(message.get('headers') or {}).get('id') or '-'}/{uuid4().hex}" if delay else ""
+    arguments = [int(must_exist), delay, tag, keys.steps.index(step) + 1, *_words(message, queue)]
+    return Write(queue, (names, arguments), scripted=True)
+
+
+def _words(message: Mapping[str, Any], queue: str) -> list[bytes | str]:
+    return [word for pair in codec.encode(message, queue).items() for word in pair]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from celery_claim.streams.options import StreamOptions
 from celery_claim.streams.wire.keys import Keys
 
 #: Milliseconds that one read waits; a new binding ends it early.
@@ -25,31 +27,53 @@ def pattern_of(routing_key: str) -> re.Pattern[str] | None:
     return re.compile(r"\.".join(words).replace(r"\..*", r"(\..*)?"))
 
 
+def remember(client: Any, stream: str, queue: str) -> None:
+    """From here on, a queue that is bound to an exchange misses nothing, whenever it is read."""
+    if (stream, queue) not in _positions:
+        last = client.execute_command("XREVRANGE", stream, "+", "-", "COUNT", 1)
+        _positions[stream, queue] = last[0][0].decode() if last else f"{_server_ms(client) - 1}-0"
+
+
+def get(client: Any, stream: str, queue: str) -> tuple[str, dict[bytes, bytes]] | None:
+    """The next broadcast of a queue that nobody consumes, without waiting for one."""
+    remember(client, stream, queue)
+    found = client.execute_command("XRANGE", stream, f"({_positions[stream, queue]}", "+", "COUNT", 1)
+    if not found:
+        return None
+    ((id_, fields),) = found
+    _positions[stream, queue] = id_.decode()
+    return id_.decode(), fields
+
+
+def _server_ms(client: Any) -> int:
+    # The server's clock also makes the ids.
+    seconds, micros = client.time()
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
 class BroadcastReader(threading.Thread):
     """Reads the fanout exchanges of one channel into a buffer and calls `on_ready`."""
 
-    def __init__(self, client: Any, commands: Any, keys: Keys, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, client: Any, commands: Any, keys: Keys, options: StreamOptions, on_ready: Callable[[], None]
+    ) -> None:
         super().__init__(name="celery_claim-broadcasts", daemon=True)
-        self.client, self.commands, self.keys = client, commands, keys
+        self.client, self.commands, self.keys, self.options = client, commands, keys, options
         self.buffer: deque[tuple[str, str, dict[bytes, bytes]]] = deque()
         self.error: Exception | None = None
-        self._on_ready = on_ready
+        # Weakly, so that the thread ends with a transport that was dropped without being closed.
+        self._tell = weakref.WeakMethod(on_ready)
         self._bound: dict[str, tuple[str, re.Pattern[str] | None]] = {}
         self._changed = threading.Event()
         self._stopping = False
         self._client_id: int | None = None
 
     def bind(self, queue: str, exchange: str, routing_key: str) -> None:
-        """Read an exchange for a queue, from what is published after this call or after the last one read."""
+        """Read an exchange for a queue, from where it was bound or read last, but nothing older than fanout_max_age."""
         stream = self.keys.fanout(exchange)
-        if (stream, queue) not in _positions:
-            last = self.commands.execute_command("XREVRANGE", stream, "+", "-", "COUNT", 1)
-            if last:
-                _positions[stream, queue] = last[0][0].decode() if isinstance(last[0][0], bytes) else last[0][0]
-            else:
-                # From now on by the server's clock, which also makes the ids.
-                seconds, micros = self.commands.time()
-                _positions[stream, queue] = f"{seconds * 1000 + micros // 1000 - 1}-0"
+        remember(self.commands, stream, queue)
+        oldest = f"{_server_ms(self.commands) - int(self.options.fanout_max_age * 1000)}-0"
+        _positions[stream, queue] = max(_positions[stream, queue], oldest, key=_order)
         self._bound[queue] = (stream, pattern_of(routing_key))
         self._unblock()
 
@@ -81,7 +105,7 @@ class BroadcastReader(threading.Thread):
     def run(self) -> None:
         try:
             self._client_id = self.client.execute_command("CLIENT", "ID")
-            while not self._stopping:
+            while not self._stopping and self._tell() is not None:
                 self._read_once()
         except Exception as error:
             if not self._stopping:
@@ -89,6 +113,11 @@ class BroadcastReader(threading.Thread):
                 self._on_ready()
         finally:
             self.client.close()
+
+    def _on_ready(self) -> None:
+        tell = self._tell()
+        if tell is not None:
+            tell()
 
     def _read_once(self) -> None:
         bound = dict(self._bound)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Iterable
 from typing import Any
 from uuid import uuid4
 
+from redis.exceptions import ResponseError
+
 from celery_claim.streams.wire.keys import Keys
+
+logger = logging.getLogger("celery_claim.streams")
 
 
 def new_consumer_name() -> str:
@@ -29,6 +34,16 @@ def ensure_groups(client: Any, keys: Keys, group: str, queues: Iterable[str]) ->
                 if "OOM" in str(error) and client.exists(stream):
                     continue
                 raise
+
+
+def announce(client: Any, keys: Keys, group: str, queues: Iterable[str], consumer: str) -> None:
+    """List a consumer that waits: by themselves servers list it (Redis 7) with its first message only."""
+    for queue in queues:
+        try:
+            client.execute_command("XGROUP", "CREATECONSUMER", keys.streams(queue)[0], group, consumer)
+        except ResponseError as error:
+            # A user who may not, or a server without memory: the consumer reads all the same.
+            logger.debug("consumer %s of queue %s is not listed: %s", consumer, queue, error)
 
 
 def group_is_missing(error: Exception) -> bool:

@@ -61,7 +61,10 @@ class Leases:
         self.queues: set[str] = set()
         self.left = False
         self._pid = os.getpid()
-        self._on_room = on_room
+        # Weakly: the keeper's thread must not keep a channel alive that its owner has dropped.
+        self._tell_of_room = weakref.WeakMethod(on_room)
+        #: Told of each message whose lease was lost, by the keeper's thread.
+        self.on_lost: Callable[[Entry], None] = lambda entry: None
         self._held: dict[str, Entry] = {}
         self._messages: dict[str, weakref.ref[Any]] = {}
         self._acked: dict[str, Entry] = {}
@@ -73,6 +76,11 @@ class Leases:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def _on_room(self) -> None:
+        tell = self._tell_of_room()
+        if tell is not None:
+            tell()
 
     # ---- hold and let go ------------------------------------------------------------------------------------
 
@@ -152,12 +160,12 @@ class Leases:
         """Give back everything that is not acknowledged."""
         self.release(list(self._held))
 
-    def bury(self, tag: str, reason: str) -> None:
-        """Move a message to the dead letters of its queue."""
+    def bury(self, tag: str, reason: str) -> tuple[Entry, dict[bytes, bytes]] | None:
+        """Move a message to the dead letters of its queue; what it was, or None when it is no longer ours."""
         entry = self._held.get(tag)
         if entry is None:
-            return
-        scripts.run(
+            return None
+        words = scripts.run(
             self.client,
             "bury",
             [entry.stream, self.keys.dead(entry.queue)],
@@ -165,6 +173,7 @@ class Leases:
         )
         self._forget((tag,))
         self._on_room()
+        return None if words is None else (entry, dict(zip(words[::2], words[1::2], strict=True)))
 
     def _forget(self, tags: Iterable[str]) -> None:
         with self._lock:
@@ -193,6 +202,7 @@ class Leases:
                 logger.warning(
                     "the lease of message %s of queue %s was lost: another worker may run it", entry.id, entry.queue
                 )
+                self.on_lost(entry)
                 if self._dropped(tag):
                     # One that still runs keeps its place in the prefetch until it ends.
                     self._forget((tag,))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import random
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
@@ -62,11 +64,15 @@ class Host(Protocol):
 
 
 class Reader(threading.Thread):
-    """Reads the queues of one channel into a buffer; an error ends it and is kept in `error`."""
+    """Reads the queues of one channel into a buffer; an error ends it and is kept in `error`.
+
+    It refers to the channel weakly, and ends with it.
+    """
 
     def __init__(self, client: Any, keys: Keys, options: StreamOptions, leases: Leases, host: Host) -> None:
         super().__init__(name="celery_claim-reader", daemon=True)
-        self.client, self.keys, self.options, self.leases, self.host = client, keys, options, leases, host
+        self.client, self.keys, self.options, self.leases = client, keys, options, leases
+        self.host: Host = weakref.proxy(host)
         self.buffer: deque[Read] = deque()
         self.error: Exception | None = None
         self._queues: tuple[str, ...] = ()
@@ -130,14 +136,20 @@ class Reader(threading.Thread):
         try:
             try:
                 self._client_id = self.client.execute_command("CLIENT", "ID")
+                # Who looks at a queue tells by the name which of its consumers are connected.
+                self.client.execute_command("CLIENT", "SETNAME", self.leases.consumer)
             except Exception as error:
                 logger.debug("reads cannot be ended early: %s", error)
             while not self._stopping:
                 self._read_once()
+        except ReferenceError:
+            # The channel was dropped without being closed.
+            self.leases.leave()
         except Exception as error:
             if not self._stopping:
                 self.error = error
-                self.host.on_ready()
+                with contextlib.suppress(ReferenceError):
+                    self.host.on_ready()
         finally:
             self.client.close()
 
@@ -261,9 +273,9 @@ class Reader(threading.Thread):
     def _hand_over(self, reads: list[Read], room: int) -> None:
         self.leases.hold((read.tag, read.entry) for read in reads)
         # One blocked read may return a message of every stream, which is more than there is room for.
-        wanted, excess = reads[:room], reads[room:]
-        if excess:
-            self.leases.release([read.tag for read in excess])
+        wanted = [read for read in reads[:room] if read.entry.queue in self._queues]
+        if len(wanted) < len(reads):
+            self.leases.release({read.tag for read in reads} - {read.tag for read in wanted})
         self.buffer.extend(wanted)
         self.host.on_ready()
 

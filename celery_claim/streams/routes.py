@@ -95,6 +95,10 @@ class Routes:
         self._limits[queue] = limits
         self._store_queue(queue)
 
+    def has_limits(self, queue: str) -> bool:
+        """Whether this connection declared the queue with a length or an end."""
+        return bool(self._limits.get(queue))
+
     def forget_queue(self, queue: str) -> None:
         self.client.delete(*self.keys.of_queue(queue))
         self.client.srem(self.keys.queues, queue)

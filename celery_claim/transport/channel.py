@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from datetime import datetime, timezone
+import time
+from collections.abc import Callable
 from queue import Empty
 from typing import Any
 
@@ -13,15 +15,21 @@ from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[attr-defined]
 from redis.exceptions import ResponseError
 
-from celery_claim.streams import append, scripts
+from celery_claim.streams import append, broadcast, scripts
+from celery_claim.streams.append import Write
 from celery_claim.streams.broadcast import BroadcastReader
-from celery_claim.streams.consumer_group import ensure_groups
+from celery_claim.streams.consumer_group import announce, ensure_groups
 from celery_claim.streams.lease import Leases
 from celery_claim.streams.read import Read, Reader, Room
 from celery_claim.streams.wire import codec
+from celery_claim.transport import publish, tell
 from celery_claim.transport.qos import QoS
 
 logger = logging.getLogger("celery_claim.streams")
+
+
+#: Seconds within which a message that our own reader has read is in its buffer.
+READER_SECONDS = 0.05
 
 
 class Channel(virtual.Channel):
@@ -41,29 +49,46 @@ class Channel(virtual.Channel):
         self.options, self.keys, self.client = connection.options, connection.keys, connection.commands
         self.routes = connection.routes
         self.leases = Leases(self.client, self.keys, self.options, self._on_room)
+        self.leases.on_lost = tell.of_lost_lease
         self.reader: Reader | None = None
         self.broadcasts: BroadcastReader | None = None
         self._pid = os.getpid()
         self._no_ack: set[str] = set()
         self._delivering = False
+        #: Takes what would publish a message, instead of the server.
+        self.collect: Callable[[Write], None] | None = None
 
     # ---- publish --------------------------------------------------------------------------------------------
 
-    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
+    def basic_publish(
+        self,
+        message: dict[str, Any],
+        exchange: str,
+        routing_key: str,
+        batch: Callable[[Write], None] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Publish now, or hand what publishes to a batch."""
+        if batch is not None:
+            kwargs["batch"] = batch
         self._inplace_augment_message(message, exchange, routing_key)
         if not exchange:
-            return self._put(routing_key, message)
+            if not routing_key:
+                logger.warning("a message without exchange and routing key leads nowhere: it was not published")
+                return None
+            return self._put(routing_key, message, **kwargs)
         if self.typeof(exchange).type == "fanout":
-            return self._put_fanout(exchange, message, routing_key)
+            return self._put_fanout(exchange, message, routing_key, **kwargs)
         queues = self._queues_for(exchange, routing_key)
         if not queues:
             # The server may have lost its keys.
             self.routes.bind_again(exchange)
             queues = self._queues_for(exchange, routing_key)
-        if not queues:
+        if not queues and self.typeof(exchange).type == "direct" and not self.routes.bindings(exchange):
             raise InconsistencyError(f"exchange {exchange!r} has no queue for the routing key {routing_key!r}")
+        # Otherwise as in AMQP: what nobody asked for goes nowhere.
         for queue, expires in queues.items():
-            self._put(queue, dict(message), must_exist=expires)
+            self._put(queue, dict(message), must_exist=expires, **kwargs)
         return None
 
     def _inplace_augment_message(self, message: dict[str, Any], exchange: Any, routing_key: Any) -> None:
@@ -79,42 +104,41 @@ class Channel(virtual.Channel):
         expiring = {each.queue for each in bindings if each.expires}
         return {queue: queue in expiring for queue in kind.lookup(table, exchange, routing_key, None)}
 
-    def _put(self, queue: str, message: dict[str, Any], *, must_exist: bool = False, **kwargs: Any) -> None:
-        priority = self._get_message_priority(message, reverse=self.options.priority_order == "amqp")
-        step = self.keys.step_of(priority)
-        wait = self._seconds_until_due(message)
-        if wait >= self.options.delayed_min and self.options.delayed_delivery:
-            headers = dict(message["headers"])
-            # Moved away, so that no worker's clock delays the message a second time.
-            headers["x-eta"] = headers.pop("eta")
-            append.delay(self.client, self.keys, queue, step, {**message, "headers": headers}, seconds=wait)
-            return
-        append.append(self.client, self.keys, queue, step, message, expires=must_exist)
+    def _put(
+        self,
+        queue: str,
+        message: dict[str, Any],
+        *,
+        must_exist: bool = False,
+        batch: Callable[[Write], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        write = publish.write_for(self, queue, message, must_exist=must_exist)
+        batch = batch or self.collect
+        if batch is not None:
+            batch(write)
+        else:
+            write.run(self.client)
 
-    @staticmethod
-    def _seconds_until_due(message: dict[str, Any]) -> float:
-        """Seconds from the publisher's now: the difference is right even when its clock is wrong."""
-        eta = (message.get("headers") or {}).get("eta")
-        if not eta:
-            return 0
-        try:
-            due = eta if isinstance(eta, datetime) else datetime.fromisoformat(str(eta).replace("Z", "+00:00"))
-        except ValueError:
-            return 0
-        due = due if due.tzinfo else due.replace(tzinfo=timezone.utc)
-        return (due - datetime.now(timezone.utc)).total_seconds()
+    def _put_fanout(
+        self,
+        exchange: str,
+        message: dict[str, Any],
+        routing_key: str,
+        batch: Callable[[Write], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        write = append.to_all(
+            self.keys, exchange, routing_key or "", message, maxlen=self.options.fanout_maxlen
+        )  # fmt: skip
+        if batch is not None:
+            batch(write)
+        else:
+            publish.broadcast(self.client, write)
 
-    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
-        fields = {**codec.encode(message), "rk": routing_key or ""}
-        words = [word for pair in fields.items() for word in pair]
-        stream = self.keys.fanout(exchange)
-        try:
-            self.client.execute_command("XADD", stream, "MAXLEN", "~", self.options.fanout_maxlen, "*", *words)
-        except ResponseError as error:
-            if "OOM" not in str(error):
-                raise
-            # Events and remote control must not end a worker that could still empty a full server.
-            logger.warning("a broadcast to %s was not sent: %s", exchange, error)
+    def create_publish_batch(self, max_size: int) -> publish.PublishBatch:
+        """For `Producer.batch()` of kombu 5.7 and later."""
+        return publish.PublishBatch(self, max_size)
 
     # ---- exchanges, bindings, queues ------------------------------------------------------------------------
 
@@ -134,6 +158,7 @@ class Channel(virtual.Channel):
     def _queue_bind(self, exchange: str, routing_key: str, pattern: Any, queue: str) -> None:
         if self.typeof(exchange).type == "fanout":
             self.routes.broadcasts[queue] = (exchange, routing_key or "")
+            broadcast.remember(self.client, self.keys.fanout(exchange), queue)
         else:
             self.routes.bind(exchange, routing_key or "", queue)
 
@@ -209,7 +234,7 @@ class Channel(virtual.Channel):
         new = self.broadcasts is None
         if self.broadcasts is None:
             client = self.connection.open(single=True)
-            self.broadcasts = BroadcastReader(client, self.client, self.keys, self.connection.wake)
+            self.broadcasts = BroadcastReader(client, self.client, self.keys, self.options, self.connection.wake)
         self.broadcasts.bind(queue, exchange, routing_key)
         if new:
             self.broadcasts.start()
@@ -225,11 +250,22 @@ class Channel(virtual.Channel):
                 self.broadcasts.unbind(queue)
         elif self.reader is not None and not self.closed:
             self._read_queues()
+            self._give_back_unread(queue)
 
     def _read_queues(self) -> None:
         assert self.reader is not None
         work = dict.fromkeys(queue for queue in self._active_queues if queue not in self.routes.broadcasts)
         self.reader.consume(tuple(work))
+
+    def _give_back_unread(self, queue: str) -> None:
+        """What was read for a consumer that is gone; the few that are read at this moment are given back later."""
+        assert self.reader is not None
+        unread = list(self.reader.buffer)
+        gone = [read for read in unread if read.entry.queue == queue]
+        for read in gone:
+            with contextlib.suppress(ValueError):
+                self.reader.buffer.remove(read)
+        self.leases.release([read.tag for read in gone])
 
     # ---- what the reader asks for, from its thread ----------------------------------------------------------
 
@@ -243,13 +279,11 @@ class Channel(virtual.Channel):
         self.connection.wake()
 
     def on_dead(self, read: Read, reason: str) -> None:
-        logger.error(
-            "message %s of queue %s is a dead letter after %d deliveries: %s",
-            read.entry.id, read.entry.queue, read.entry.deliveries, reason,
-        )  # fmt: skip
+        tell.of_death(read, reason)
 
     def declare(self, queues: tuple[str, ...]) -> None:
         ensure_groups(self.client, self.keys, self.options.group, queues)
+        announce(self.client, self.keys, self.options.group, queues, self.leases.consumer)
         self.routes.write_again(queues)
 
     def tend(self, queues: tuple[str, ...]) -> float:
@@ -257,6 +291,7 @@ class Channel(virtual.Channel):
         for queue in queues:
             names = [self.keys.wake(queue), *self.keys.streams(queue)]
             scripts.run(self.client, "reap", names, [self.options.group, int(self.options.consumer_reap_after * 1000)])
+        announce(self.client, self.keys, self.options.group, queues, self.leases.consumer)
         again: float = min(self.routes.keep_alive(queues), self.options.consumer_reap_after)
         return again
 
@@ -269,53 +304,52 @@ class Channel(virtual.Channel):
     def deliver_one(self) -> bool:
         """Hand the next message to its consumer; False when there is none. A reader's error is raised here."""
         broadcasts, reader = self.broadcasts, self.reader
-        if broadcasts is not None and (broadcasts.buffer or broadcasts.error is not None):
-            if broadcasts.error is not None:
-                raise broadcasts.error
-            self._deliver_broadcast(*broadcasts.buffer.popleft())
-            return True
-        if reader is None:
-            return False
-        if reader.error is not None:
-            raise reader.error
-        if not reader.buffer:
-            return False
-        self._delivering = True
-        try:
-            self._deliver_read(reader.buffer.popleft())
-        finally:
-            self._delivering = False
-        return True
+        for thread in (broadcasts, reader):
+            if thread is not None and thread.error is not None:
+                raise thread.error
+        while broadcasts is not None and broadcasts.buffer:
+            if self._deliver_broadcast(*broadcasts.buffer.popleft()):
+                return True
+        while reader is not None and reader.buffer:
+            self._delivering = True
+            try:
+                if self._deliver_read(reader.buffer.popleft()):
+                    return True
+            finally:
+                self._delivering = False
+        return False
 
-    def _deliver_broadcast(self, queue: str, id_: str, fields: dict[bytes, bytes]) -> None:
+    def _deliver_broadcast(self, queue: str, id_: str, fields: dict[bytes, bytes]) -> bool:
         callback = self.connection._callbacks.get(queue)
         if callback is None:
-            return
+            return False
         try:
-            message = codec.decode(fields)
+            message = codec.decode(fields, queue)
         except codec.Undecodable as error:
             logger.error("a broadcast to %s cannot be read: %s", queue, error)
-            return
+            return False
         message["properties"]["delivery_tag"] = f"{id_}/{queue}"
         callback(message)
+        return True
 
-    def _deliver_read(self, read: Read) -> None:
+    def _deliver_read(self, read: Read) -> bool:
         queue = read.entry.queue
         callback = self.connection._callbacks.get(queue)
         if callback is None:
             self.leases.release([read.tag])
-            return
+            return False
         try:
             message = self._message_of(read)
         except codec.Undecodable as error:
             self._bury_undecodable(read, error)
-            return
+            return False
         if self._has_expired(message, read):
             self.leases.ack(read.tag)
-            return
+            return False
         if queue in self._no_ack:
             self.leases.ack(read.tag)
         callback(message)
+        return True
 
     def _has_expired(self, message: dict[str, Any], read: Read) -> bool:
         """Whether a message with `expiration` (ms, as in AMQP) waited longer than that, by the server's clock."""
@@ -329,36 +363,48 @@ class Channel(virtual.Channel):
         return expired
 
     def _bury_undecodable(self, read: Read, error: codec.Undecodable) -> None:
-        reason = f"undecodable: {error}"
-        self.leases.bury(read.tag, reason)
-        self.on_dead(read, reason)
+        self.bury(read.tag, f"undecodable: {error}")
 
     def bury(self, tag: str, reason: str) -> None:
         """Make a dead letter of a message that this channel delivered."""
-        self.leases.bury(tag, reason)
+        buried = self.leases.bury(tag, reason)
+        if buried is not None:
+            self.on_dead(Read(tag, *buried), reason)
+
+    def stop_reading(self) -> int:
+        """Read no more, and give back what no consumer has got yet: how many. What was delivered stays ours."""
+        if self.reader is None:
+            return 0
+        self.reader.stop()
+        unseen = []
+        while self.reader.buffer:
+            unseen.append(self.reader.buffer.popleft().tag)
+        return self.give_back(unseen)
+
+    def give_back(self, tags: list[str]) -> int:
+        """Hand messages that were not started to other workers, at once, in their order and uncounted: how many."""
+        self.leases.release(tags)
+        return len(tags)
 
     @staticmethod
     def _message_of(read: Read) -> dict[str, Any]:
-        message = codec.decode(read.fields)
+        message = codec.decode(read.fields, read.entry.queue)
         properties = message["properties"]
         properties["delivery_tag"] = read.tag
-        where = properties["delivery_info"]
-        where.setdefault("exchange", "")
-        where.setdefault("routing_key", read.entry.queue)
         if read.entry.deliveries > 1:
-            where["redelivered"] = True
+            properties["delivery_info"]["redelivered"] = True
             message["headers"]["x-delivery-count"] = read.entry.deliveries
         return message
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
-        getter = Reader(self.client, self.keys, self.options, self.leases, self)
-        self.declare((queue,))
-        self.leases.queues.add(queue)
-        reads = getter.fetch((queue,), 1)
-        if not reads:
+        if queue in self.routes.broadcasts:
+            return self._get_broadcast(queue)
+        read = self._take_unread(queue) or self._read_one(queue)
+        if read is None and queue in self._active_queues:
+            # Our own reader may have been quicker.
+            read = self._wait_for_unread(queue)
+        if read is None:
             raise Empty
-        (read,) = reads
-        self.leases.hold([(read.tag, read.entry)])
         try:
             message = self._message_of(read)
         except codec.Undecodable as error:
@@ -368,6 +414,38 @@ class Channel(virtual.Channel):
                 return message
             self.leases.ack(read.tag)
         return self._get(queue)
+
+    def _get_broadcast(self, queue: str) -> dict[str, Any]:
+        exchange, _ = self.routes.broadcasts[queue]
+        found = broadcast.get(self.client, self.keys.fanout(exchange), queue)
+        if found is None:
+            raise Empty
+        id_, fields = found
+        message = codec.decode(fields, queue)
+        message["properties"]["delivery_tag"] = f"{id_}/{queue}"
+        return message
+
+    def _read_one(self, queue: str) -> Read | None:
+        getter = Reader(self.client, self.keys, self.options, self.leases, self)
+        self.declare((queue,))
+        self.leases.queues.add(queue)
+        reads = getter.fetch((queue,), 1)
+        self.leases.hold([(read.tag, read.entry) for read in reads])
+        return reads[0] if reads else None
+
+    def _take_unread(self, queue: str) -> Read | None:
+        for read in list(self.reader.buffer) if self.reader is not None else ():
+            if read.entry.queue == queue:
+                with contextlib.suppress(ValueError):
+                    self.reader.buffer.remove(read)  # type: ignore[union-attr]
+                    return read
+        return None
+
+    def _wait_for_unread(self, queue: str) -> Read | None:
+        end = time.monotonic() + READER_SECONDS
+        while (read := self._take_unread(queue)) is None and time.monotonic() < end:
+            time.sleep(READER_SECONDS / 10)
+        return read
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         message = super().basic_get(queue, no_ack=no_ack, **kwargs)

@@ -1,9 +1,9 @@
 -- Move one pending entry to the dead letters, where it is still ours.
 -- KEYS: 1 stream, 2 dead letters     ARGV: 1 group, 2 consumer, 3 id, 4 reason, 5 length of the dead letter stream
--- Reply: 1 when buried, 0 when it is no longer ours.
+-- Reply: the fields { field, value, ... } of the message, or nil when it is no longer ours.
 local pending = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1, ARGV[2])
 if not pending[1] then
-  return 0
+  return nil
 end
 local entry = redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3])[1]
 if entry then
@@ -13,4 +13,4 @@ if entry then
 end
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
 redis.call('XDEL', KEYS[1], ARGV[3])
-return 1
+return entry and entry[2] or nil

@@ -88,7 +88,8 @@ local function serve(index, dead_stream, share)
     if left <= floor then
       return
     end
-    local wait = pending[4] > 0 and math.min(tonumber(ARGV[8]), 500 * 2 ^ math.min(pending[4], 20)) or 0
+    -- The first time at once, then after 1, 2, 4, ... seconds.
+    local wait = pending[4] > 1 and math.min(tonumber(ARGV[8]), 250 * 2 ^ math.min(pending[4], 20)) or 0
     if pending[3] >= wait then
       claim(index, dead_stream, pending[1], pending[4])
     elseif next_due < 0 or wait - pending[3] < next_due then
@@ -100,7 +101,8 @@ local function serve(index, dead_stream, share)
       if left <= floor then
         return
       end
-      if pending[2] ~= '@free' then
+      -- Our own belong to a process that was frozen and is back: it still works on them, and its keeper renews them.
+      if pending[2] ~= '@free' and pending[2] ~= me then
         claim(index, dead_stream, pending[1], pending[4])
       end
     end

@@ -1,0 +1,137 @@
+"""What a worker on redis-streams:// does besides: it hands back what it will not start, and tells of dead letters."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from celery import bootsteps
+from celery.signals import worker_shutting_down
+from celery.worker import state as worker_state
+
+from celery_claim.bootsteps.errands import Errands
+from celery_claim.bootsteps.starts import Starts
+from celery_claim.bootsteps.unreadable import Refusals
+from celery_claim.signals import message_dead
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a worker that stops waits for the results of dead letters to be written.
+FINISH_SECONDS = 5.0
+
+
+class StreamsStep(bootsteps.StartStopStep):
+    """Acts only where the worker consumes from redis-streams://."""
+
+    name = "claim-streams"
+    # Before it stops reading, the worker hands back what it has not started.
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self.enabled = _is_ours(parent.app)
+        if not self.enabled:
+            return
+        self._consumer = parent
+        self._app = parent.app
+        # Before the strategies of tasks are made, which keep the pool's method.
+        self._starts = Starts(parent.pool)
+        parent.pool.apply_async = self._starts.apply_async
+        Refusals(parent)
+        self._giving_back = threading.Lock()
+        self._errands = Errands("celery_claim-give-back")
+        self._epitaphs = Errands("celery_claim-dead-letters")
+        # Strong references, which Celery's signals do not keep.
+        worker_shutting_down.connect(self._on_shutting_down, weak=False)
+        message_dead.connect(self._on_message_dead, weak=False)
+
+    def include_if(self, parent: Any) -> bool:
+        return bool(self.enabled)
+
+    def start(self, parent: Any) -> None:
+        for errands in (self._errands, self._epitaphs):
+            if errands.ident is None:
+                errands.start()
+
+    def stop(self, parent: Any) -> None:
+        if parent.blueprint.state == bootsteps.RUN:  # type: ignore[attr-defined]
+            # The connection was lost and comes back; what is held stays held.
+            return
+        self._give_back()
+
+    def shutdown(self, parent: Any) -> None:
+        worker_shutting_down.disconnect(self._on_shutting_down)
+        message_dead.disconnect(self._on_message_dead)
+        self._errands.finish(FINISH_SECONDS)
+        self._epitaphs.finish(FINISH_SECONDS)
+
+    def _on_shutting_down(self, **_: Any) -> None:
+        # The event loop may be busy with a task (solo) or wait for a place in the pool (gevent) for a long time yet.
+        self._errands.put(self._give_back)
+
+    def _give_back(self) -> None:
+        """Read no more, and hand what was read and not started to other workers: at once, in order, uncounted."""
+        with self._giving_back:
+            self._starts.close()
+            consumer = getattr(self._consumer, "task_consumer", None)
+            channel = getattr(consumer, "channel", None)
+            if channel is None:
+                return
+            try:
+                count = channel.stop_reading()
+                count += channel.give_back(self._unstarted(channel))
+            except self._consumer.connection_errors as error:
+                logger.warning("messages that were not started could not be handed back, their lease ends: %s", error)
+                return
+            if count:
+                logger.info("%d messages that were not started went back to their queues", count)
+
+    def _unstarted(self, channel: Any) -> list[str]:
+        """The tags of messages that were delivered to Celery and whose work has not begun."""
+        requests = [*_snapshot(worker_state.reserved_requests), *self._timed(), *self._limited()]
+        return [
+            str(request.message.delivery_tag)
+            for request in dict.fromkeys(requests)
+            if request.message.channel is channel and not request.acknowledged and not self._starts.has_begun(request)
+        ]
+
+    def _timed(self) -> Iterator[Any]:
+        """Requests that wait in the worker's own timer for their ETA."""
+        for scheduled in list(self._consumer.timer.queue):
+            yield from _requests_in(scheduled.entry.args)
+
+    def _limited(self) -> Iterator[Any]:
+        """Requests that wait for their rate limit."""
+        for bucket in list(self._consumer.task_buckets.values()):
+            for waiting in list(bucket.contents) if bucket else ():
+                yield from _requests_in(waiting)
+
+    def _on_message_dead(self, death: Any, **_: Any) -> None:
+        def write() -> None:
+            from celery_claim.bootsteps.epitaph import mark_failed
+
+            dispatcher = self._consumer.event_dispatcher
+            mark_failed(self._app, death, send_event=bool(dispatcher and dispatcher.enabled))
+
+        self._epitaphs.put(write)
+
+
+def _is_ours(app: Any) -> bool:
+    """Whether the app consumes from our transport; any other is not even imported for the answer."""
+    transport = app.connection_for_read().get_transport_cls()
+    return bool(transport.__module__.startswith("celery_claim."))
+
+
+def _requests_in(values: Iterable[Any]) -> Iterator[Any]:
+    return (value for value in values if hasattr(value, "delivery_info") and hasattr(value, "acknowledged"))
+
+
+def _snapshot(requests: Any) -> list[Any]:
+    """The members of a weak set that another thread may add to meanwhile."""
+    while True:
+        try:
+            return list(requests)
+        except RuntimeError:
+            continue
