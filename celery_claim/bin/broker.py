@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from celery_claim.bin import WrongUsage
-from celery_claim.exceptions import BrokerUnavailable, did_you_mean
+from celery_claim.exceptions import BrokerUnavailable, ConfigurationError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,11 @@ def broker_of(ctx: click.Context) -> Iterator[Broker]:
         try:
             # Not connection.connect(), which tries again for as long as a worker would.
             transport = connection.transport
-            transport.establish_connection()
+            try:
+                transport.establish_connection()
+            except ConfigurationError as error:
+                # Its password, its permissions, its kind: to whom looks on, a broker that cannot be used.
+                raise BrokerUnavailable(str(error)) from error
             yield Broker(url, connection, transport.commands, transport.keys, transport.options)
         except (RedisError, OSError) as error:
             raise BrokerUnavailable(f"{url}: {error}") from error

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from celery_claim.autoload import SCHEMES
 from celery_claim.demo.run import DemoError, Process
 from celery_claim.schedules import FIRE_QUEUE
 
@@ -24,7 +25,7 @@ def private_valkey(folder: Path) -> Iterator[str]:
     """The URL of a Valkey server of our own on the loopback interface; it stops with the context."""
     server, port = _start_valkey(folder)
     try:
-        yield f"redis://127.0.0.1:{port}/0"
+        yield f"redis-streams://127.0.0.1:{port}/0"
     finally:
         server.stop(timeout=5)
 
@@ -71,17 +72,14 @@ def check_broker(broker: str) -> None:
 
 def clean_broker(broker: str, queue: str) -> None:
     """Take this run's queue and keys out of the user's broker."""
-    if _is_redis(broker):
-        from redis import Redis
-
-        with Redis.from_url(broker.replace("redis+socket://", "unix://", 1)) as client:
-            for key in client.scan_iter(match=f"{queue}:*", count=1000):
-                client.delete(key)
-        return
     from kombu import Connection
 
     with Connection(broker, connect_timeout=5) as connection:
         channel: Any = connection.default_channel
+        if _is_redis(broker):
+            for key in channel.client.scan_iter(match=f"{queue}:*", count=1000):
+                channel.client.delete(key)
+            return
         for name in (queue, FIRE_QUEUE):
             channel.queue_delete(name)
 
@@ -105,7 +103,7 @@ def _has_queue(connection: Any, queue: str) -> bool:
 
 
 def _is_redis(broker: str) -> bool:
-    return broker.split(":", 1)[0].split("+", 1)[0] in ("redis", "rediss")
+    return broker.split(":", 1)[0].split("+", 1)[0] in ("redis", "rediss", *SCHEMES)
 
 
 def _start_valkey(folder: Path) -> tuple[Process, int]:

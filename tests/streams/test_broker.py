@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from kombu import Connection, Consumer, Exchange, Queue
 
+from celery_claim.streams import options
 from celery_claim.streams.append import QueueFull
 
 Connect = Callable[..., Connection]
@@ -226,7 +227,11 @@ def test_binary_bodies_and_compression_survive(connect: Connect) -> None:
     assert worker.read(5, until=1) == ["äöü" * 200]
 
 
-def test_an_unknown_option_is_warned_of_with_a_hint(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_option_is_warned_of_with_a_hint(
+    connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Once per process, and another test may have been first.
+    monkeypatch.setattr(options, "_told", set())
     connect(leese_timeout=3).connect()
 
     assert "Did you mean 'lease_timeout'?" in caplog.text
