@@ -213,7 +213,7 @@ class Reader(threading.Thread):
         now = time.monotonic()
         recover = now >= self._recover_at
         options = self.options
-        next_due, taken, dead = scripts.run(
+        next_due, taken, dead, gone = scripts.run(
             self.client, "fetch", names,
             [
                 options.group, self.leases.consumer, room, int(options.lease_timeout * 1000), int(recover),
@@ -229,6 +229,11 @@ class Reader(threading.Thread):
             fields = dict(zip(words[::2], words[1::2], strict=True))
             return _read(owners[index - 1], names[index - 1], id_, deliveries, fields)
 
+        for index, id_ in gone:
+            logger.warning(
+                "pending message %s of queue %s has no message any more: somebody deleted or trimmed it",
+                id_.decode(), owners[index - 1],
+            )  # fmt: skip
         for each in dead:
             self.host.on_dead(read(*each), "delivery limit")
         self._due_at = now + next_due / 1000 if next_due >= 0 else math.inf

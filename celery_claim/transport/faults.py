@@ -9,6 +9,8 @@ import redis
 from redis import exceptions
 from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 
+from celery_claim.transport import forks
+
 
 class WritesRefused(exceptions.ResponseError):
     """The server takes no writes for now: too few replicas, a disk that is full, a script that runs too long."""
@@ -48,8 +50,13 @@ def translated(error: exceptions.ResponseError) -> exceptions.ResponseError:
     return error if kind is None or isinstance(error, kind) else kind(str(error))
 
 
-class _Translating:
-    """A connection whose errors have classes, so that Celery can tell a passing one by its type."""
+class _Ours:
+    """A connection whose errors have classes, so that Celery can tell a passing one by its type; children drop it."""
+
+    def _connect(self) -> Any:
+        sock = super()._connect()  # type: ignore[misc]
+        forks.remember(sock)
+        return sock
 
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -61,21 +68,21 @@ class _Translating:
             raise better from None
 
 
-class Connection(_Translating, redis.Connection):
+class Connection(_Ours, redis.Connection):
     """TCP."""
 
 
-class SSLConnection(_Translating, redis.SSLConnection):
+class SSLConnection(_Ours, redis.SSLConnection):
     """TLS."""
 
 
-class UnixDomainSocketConnection(_Translating, redis.UnixDomainSocketConnection):
+class UnixDomainSocketConnection(_Ours, redis.UnixDomainSocketConnection):
     """A socket file."""
 
 
-class MasterConnection(_Translating, SentinelManagedConnection):
+class MasterConnection(_Ours, SentinelManagedConnection):
     """TCP to the master that the sentinels name."""
 
 
-class SSLMasterConnection(_Translating, SentinelManagedSSLConnection):
+class SSLMasterConnection(_Ours, SentinelManagedSSLConnection):
     """TLS to the master that the sentinels name."""

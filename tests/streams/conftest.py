@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
 from kombu import Connection
+
+from tests import processes
+from tests.streams.stage import Stage
 
 SERVERS = ("redis_server", "valkey_server")
 
@@ -41,3 +46,25 @@ def connect(broker_url: str) -> Iterator[Callable[..., Connection]]:
     yield open_connection
     for connection in opened:
         connection.release()
+
+
+@pytest.fixture
+def make_stage(
+    redis_server: Any, tmp_path: Path, celery_processes: processes.CeleryProcesses
+) -> Iterator[Callable[..., Stage]]:
+    """make_stage(more) -> an app on Redis with tasks of its own besides `work`."""
+    made: list[Stage] = []
+
+    def make(more: str = "") -> Stage:
+        made.append(Stage(redis_server, tmp_path, celery_processes, dedent(more)))
+        return made[-1]
+
+    yield make
+    for stage in made:
+        stage.close()
+
+
+@pytest.fixture
+def stage(make_stage: Callable[..., Stage]) -> Stage:
+    """An app on Redis with the task `work`."""
+    return make_stage()

@@ -4,68 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
-from tests import processes
-
-LEASE, BLOCK = 2.0, 1.0
-POOLS = {
-    "solo": ("-P", "solo"),
-    "threads": ("-P", "threads", "-c", "2"),
-    "prefork": ("-P", "prefork", "-c", "2"),
-    "gevent": ("-P", "gevent", "-c", "2"),
-}
-PROGRAM = f"""
-import time
-import redis
-from celery import Celery
-
-app = Celery("streamproj", broker={{broker!r}})
-app.conf.task_acks_late = True
-app.conf.worker_prefetch_multiplier = 2
-app.conf.broker_transport_options = {{{{"lease_timeout": {LEASE}, "block_timeout": {BLOCK}}}}}
-notes = redis.Redis.from_url({{notes!r}})
-
-@app.task
-def work(number, seconds):
-    notes.rpush("started", number)
-    time.sleep(seconds)
-    notes.rpush("done", number)
-"""
-
-
-class Stage:
-    """One app on one server, its workers, and what its tasks noted."""
-
-    def __init__(self, server: Any, folder: Path, started: processes.CeleryProcesses) -> None:
-        self.server, self.started = server, started
-        # A database of its own: the URL names the broker's, and redis-py lets the URL win over an argument.
-        notes = server.url.rpartition("/")[0] + "/2"
-        broker = server.url.replace("redis://", "redis-streams://", 1)
-        self.module = processes.write_module(folder, PROGRAM.format(broker=broker, notes=notes), "streamproj")
-        self.notes = redis.Redis.from_url(notes)
-
-    def worker(self, name: str, *args: str) -> processes.CeleryProcess:
-        return self.started.worker(self.module, "-n", f"{name}@test", "-l", "INFO", *args)
-
-    def send(self, *works: tuple[int, float]) -> None:
-        from celery import Celery
-
-        with Celery(broker=self.server.url.replace("redis://", "redis-streams://", 1)) as app:
-            for work in works:
-                app.send_task("streamproj.work", work)
-
-    def noted(self, what: str) -> list[int]:
-        return sorted(int(number) for number in self.notes.lrange(what, 0, -1))
-
-
-@pytest.fixture
-def stage(redis_server: Any, tmp_path: Path, celery_processes: processes.CeleryProcesses) -> Stage:
-    return Stage(redis_server, tmp_path, celery_processes)
+from tests.streams.stage import BLOCK, LEASE, POOLS, Stage
 
 
 @pytest.mark.slow

@@ -5,7 +5,8 @@
 --       7 length of the dead letter stream, 8 longest back-off in ms, 9 number of steps, 10 due messages moved at once
 -- Reply: { ms until the next delayed message is due or -1,
 --          { {index in KEYS, id, deliveries, {field, value, ...}}, ... },
---          { {index in KEYS, id, deliveries, {field, value, ...}}, ... } dead letters made just now }
+--          { {index in KEYS, id, deliveries, {field, value, ...}}, ... } dead letters made just now,
+--          { {index in KEYS, id}, ... } pending entries without a message, which somebody deleted: forgotten }
 -- Never more than `budget`; a message is delivered to one consumer; no entry is dropped without a dead letter.
 local group, me = ARGV[1], ARGV[2]
 local left, lease = tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -14,7 +15,7 @@ local steps, per = tonumber(ARGV[9]), tonumber(ARGV[9]) + 3
 local queues = #KEYS / per
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local taken, dead, next_due = {}, {}, -1
+local taken, dead, gone, next_due = {}, {}, {}, -1
 
 local function first_due(due)
   local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
@@ -73,6 +74,7 @@ local function claim(index, dead_stream, id, count)
     taken[#taken + 1] = { index, id, count + 1, entry[2] }
     left = left - 1
   else
+    gone[#gone + 1] = { index, id }
     redis.call('XACK', stream, group, id)
   end
 end
@@ -129,4 +131,4 @@ for step = 1, steps do
     end
   end
 end
-return { next_due, taken, dead }
+return { next_due, taken, dead, gone }
