@@ -55,6 +55,9 @@ def translated(error: exceptions.ResponseError) -> exceptions.ResponseError:
     """The same error in the class, and the words, that say what it means."""
     found = _IN_SCRIPT.match(str(error))
     kind = CODES.get(found.group(1)) if found else None
+    if "UNBLOCKED force unblock" in str(error):
+        # What ends a blocked read when its server becomes a replica; a stream that was deleted ends it otherwise.
+        kind = exceptions.ReadOnlyError
     if kind is exceptions.OutOfMemoryError or isinstance(error, exceptions.OutOfMemoryError):
         return exceptions.OutOfMemoryError(FULL)
     return error if kind is None or isinstance(error, kind) else kind(str(error))

@@ -42,6 +42,7 @@ NEEDED: dict[str, str] = {
     "xclaim": "XCLAIM K g c 0 0-1",
     "xdel": "XDEL K 0-1",
     "xgroup|create": "XGROUP CREATE K g 0",
+    "xgroup|createconsumer": "XGROUP CREATECONSUMER K g c",
     "xgroup|delconsumer": "XGROUP DELCONSUMER K g c",
     "xinfo|consumers": "XINFO CONSUMERS K g",
     "xinfo|groups": "XINFO GROUPS K",
