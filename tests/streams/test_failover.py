@@ -55,7 +55,7 @@ class Stage:
 
     def worker(self, name: str, *args: str, prefetch: int = 2) -> CeleryProcess:
         source = PROGRAM.format(broker=self.broker, options=self.options, notes=self.notes_url, prefetch=prefetch)
-        return self.started.worker(source, "-n", f"{name}@test", *(args or ("-P", "threads", "-c", "2")), name=name)
+        return self.started.worker(source, "-n", f"{name}@test", *(args or ("-P", "threads", "-c", "2")), name="failover")
 
     def send(self, *works: tuple[int, float], broker: str | None = None, **arguments: Any) -> None:
         with Celery(broker=broker or self.broker) as app:

@@ -192,7 +192,10 @@ def acl(server: Any) -> Callable[..., str]:
 def test_a_user_without_commands_is_told_all_of_them(acl: Callable[..., str]) -> None:
     said = refusal(acl("~cs1:*", "+@all", "-xadd", "-hset", "-xgroup"))
 
-    assert "may not run hset, xadd, xgroup|create, xgroup|createconsumer, xgroup|delconsumer. What it needs: ~cs1:* " in said
+    assert (
+        "may not run hset, xadd, xgroup|create, xgroup|createconsumer, xgroup|delconsumer. What it needs: ~cs1:* "
+        in said
+    )
     assert all(f"+{name}" in said for name in NEEDED)
 
 
