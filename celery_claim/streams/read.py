@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+from redis.exceptions import OutOfMemoryError
+
 from celery_claim.streams import scripts
 from celery_claim.streams.consumer_group import group_is_missing
 from celery_claim.streams.lease import Entry, Leases
@@ -27,6 +29,10 @@ LOOK_AGAIN_SECONDS = 0.05
 UNBLOCK_AGAIN_SECONDS = 0.002
 #: And how many: on a connection that is dead without knowing it, no try will help.
 UNBLOCK_TRIES = 50
+
+
+#: Seconds between two tries to make a queue on a server that is full.
+FULL_SECONDS = 1.0
 
 
 class Room(NamedTuple):
@@ -91,7 +97,7 @@ class Reader(threading.Thread):
 
     def consume(self, queues: tuple[str, ...]) -> None:
         """Read these queues from now on."""
-        self.host.declare(tuple(set(queues) - set(self._queues)))
+        self._declare(tuple(set(queues) - set(self._queues)))
         self._queues, self._tend_at = queues, 0.0
         self.leases.queues.update(queues)
         self.unblock()
@@ -129,6 +135,15 @@ class Reader(threading.Thread):
         self._stopping = True
         self._wake.set()
         self.client.connection_pool.disconnect()
+
+    def _declare(self, queues: tuple[str, ...]) -> bool:
+        """Make the keys of queues; False on a server that is full, which must not keep us from emptying the others."""
+        try:
+            self.host.declare(queues)
+        except OutOfMemoryError as error:
+            logger.warning("queues %s cannot be made: %s", ", ".join(queues), error)
+            return False
+        return True
 
     # ---- the thread -----------------------------------------------------------------------------------------
 
@@ -174,7 +189,9 @@ class Reader(threading.Thread):
         except Exception as error:
             if not group_is_missing(error):
                 raise
-            self.host.declare(queues)
+            if not self._declare(queues):
+                # Nothing else would slow this down until there is room on the server.
+                self._wake.wait(FULL_SECONDS)
             return
         if reads:
             self._hand_over(reads, room)

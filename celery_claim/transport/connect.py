@@ -54,7 +54,7 @@ def connect(conninfo: Any, *, single: bool = False, timeout: float | None = None
         kind: Any = faults.UnixDomainSocketConnection
     else:
         kind = faults.SSLConnection if arguments.pop("ssl") else faults.Connection
-    return redis.Redis(connection_pool=redis.ConnectionPool(connection_class=kind, **arguments))
+    return faults.Client(connection_pool=redis.ConnectionPool(connection_class=kind, **arguments))
 
 
 def parameters(conninfo: Any) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def _through_sentinel(conninfo: Any, arguments: dict[str, Any]) -> Any:
         },
     )
     return manager.master_for(  # type: ignore[no-untyped-call]
-        _master_name(conninfo), redis.Redis, connection_class=kind, **arguments
+        _master_name(conninfo), faults.Client, connection_class=kind, **arguments
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from typing import Any, NoReturn
 
@@ -13,11 +14,12 @@ from celery_claim.exceptions import ConfigurationError
 from celery_claim.streams.wire.keys import Keys
 from celery_claim.transport.connect import parameters, place_of, sentinels
 
+logger = logging.getLogger("celery_claim.streams")
+
 #: Every command that we send or that our scripts call -> its words, with the probe's key at `K`. They are only
 #: queued in a transaction that is discarded: a server checks the permission before it queues.
 NEEDED: dict[str, str] = {
     "client|id": "CLIENT ID",
-    "client|unblock": "CLIENT UNBLOCK 0",
     "del": "DEL K",
     "discard": "",
     "eval": "EVAL return 0",
@@ -35,12 +37,12 @@ NEEDED: dict[str, str] = {
     "sismember": "SISMEMBER K m",
     "srem": "SREM K m",
     "time": "TIME",
-    "type": "TYPE K",
     "xack": "XACK K g 0-1",
     "xadd": "XADD K * f v",
     "xclaim": "XCLAIM K g c 0 0-1",
     "xdel": "XDEL K 0-1",
     "xgroup|create": "XGROUP CREATE K g 0",
+    "xgroup|createconsumer": "XGROUP CREATECONSUMER K g c",
     "xgroup|delconsumer": "XGROUP DELCONSUMER K g c",
     "xinfo|consumers": "XINFO CONSUMERS K g",
     "xinfo|groups": "XINFO GROUPS K",
@@ -89,7 +91,9 @@ def check_server(client: Any, conninfo: Any, keys: Keys) -> None:
         if "DB index is out of range" in str(error):
             raise ConfigurationError(f"{place}: the server has no database of that number") from None
         raise
-    _used.add((place, _user(conninfo)))
+    if (place, _user(conninfo)) not in _used:
+        _used.add((place, _user(conninfo)))
+        _warn_of_eviction(client, place)
 
 
 def _refuse(conninfo: Any, message: str, passing: type[exceptions.ConnectionError]) -> NoReturn:
@@ -155,6 +159,21 @@ def _check_capabilities(client: Any, keys: Keys, place: str) -> None:
             ) from None
         if "NOGROUP" not in text:
             raise
+
+
+def _warn_of_eviction(client: Any, place: str) -> None:
+    try:
+        policy = _text(client.info("memory").get("maxmemory_policy", "noeviction"))
+    except exceptions.NoPermissionError as error:
+        logger.debug("the eviction policy of %s is not known: %s", place, error)
+        return
+    if policy != "noeviction":
+        logger.warning(
+            "%s has maxmemory-policy %s: when its memory is full it throws queues away, with their tasks. "
+            "Set maxmemory-policy to noeviction",
+            place,
+            policy,
+        )
 
 
 def _probe(keys: Keys) -> str:
