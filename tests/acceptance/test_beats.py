@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from sqlalchemy import text
 
 from celery_claim.dispatch import Dispatcher
 from celery_claim.windows.window import Definition
@@ -21,6 +22,7 @@ from tests.acceptance.stage import Stage
 from tests.acceptance.test_windows import QUICK, alive
 from tests.conftest import Database
 from tests.processes import eventually, shifted_clock
+from tests.proxy import Proxy
 
 Stages = Callable[..., Stage]
 
@@ -37,7 +39,7 @@ ENTRIES = """
         claim_lease_ttl=3,
         beat_max_loop_interval=1,
         beat_enable_remote_control=True,
-        broker_connection_timeout=1,
+        broker_connection_timeout=float(os.environ.get("PATIENCE", "1")),
         timezone=os.environ.get("ZONE", "UTC"),
         task_default_queue="entries",
     )
@@ -217,6 +219,29 @@ def test_a_beat_that_was_frozen_sends_nothing_twice(entries: Callable[..., Any],
     assert sent() - before <= time.monotonic() - started + 2
     assert first.running
     assert "Traceback" not in first.log()
+
+
+@pytest.mark.slow
+def test_a_beat_that_is_stopped_in_the_middle_of_a_sending_gives_it_back(
+    entries: Callable[..., Any], sent: Callable[[], int], mariadb: Database, redis_server: Any
+) -> None:
+    def written_down() -> int:
+        with mariadb.engine().connect() as connection:
+            count = text("SELECT total_run_count FROM celery_claim_entry WHERE name = 'every'")
+            return int(connection.execute(count).scalar_one())
+
+    with Proxy("127.0.0.1", redis_server.port) as broker:
+        url = redis_server.url.replace(f":{redis_server.port}/", f":{broker.port}/")
+        beat = entries(BROKER=url, PATIENCE="20")
+        eventually(sent, 15, "a sending")
+        broker.pause()
+        eventually(lambda: written_down() > sent(), 15, "a sending under way")
+
+        assert beat.terminate(timeout=10) == 0
+        broker.down()  # what it has swallowed is lost
+
+    assert written_down() == sent()
+    assert "Traceback" not in beat.log()
 
 
 @pytest.mark.slow

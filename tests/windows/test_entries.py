@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,16 +13,18 @@ from celery import Celery
 from celery.schedules import schedule
 from sqlalchemy import select, update
 
-from celery_claim import setup
+from celery_claim import setup, window
 from celery_claim.beat import ClaimScheduler
+from celery_claim.broker import Broker
 from celery_claim.dispatch import Dispatcher
 from celery_claim.nodes import leases
 from celery_claim.windows import entries
 from celery_claim.windows.sql.entries import EntryStatements
+from celery_claim.windows.window import Definition
 from tests.conftest import Database
 from tests.processes import eventually
 from tests.proxy import Proxy
-from tests.windows.fleet import Fleet
+from tests.windows.fleet import HOUR, Fleet
 
 #: Seconds: so rare that it is sent once in a test, and one that was lost does not come again.
 RARE = 3600.0
@@ -36,11 +39,15 @@ UNDO = rb"^UPDATE celery_claim_entry SET .*total_run_count - "
 class Beats:
     """Beats of one app that has an entry `rare`, due now, on a broker behind a proxy."""
 
-    def __init__(self, database: Database, server: Any, broker: Proxy) -> None:
+    def __init__(
+        self, database: Database, server: Any, broker: Proxy, *, scheme: str = "redis", schedule: Any = None
+    ) -> None:  # fmt: skip
+        """`schedule`: what else is in beat_schedule."""
         self._database = database
-        self._messages = server.client()
+        self._schedule = schedule or {}
+        self._messages = Celery(broker=server.url.replace("redis", scheme, 1), set_as_current=False)
         self.broker = broker
-        self._url = server.url.replace(f":{server.port}/", f":{broker.port}/")
+        self._url = server.url.replace("redis", scheme, 1).replace(f":{server.port}/", f":{broker.port}/")
         self.running: list[ClaimScheduler] = []
         self.app = self._app(database.url)
         self._table = Dispatcher.of(self.app)
@@ -57,7 +64,7 @@ class Beats:
             broker_connection_timeout=1,
             task_default_queue="rare",
             result_expires=None,  # or Celery adds an entry of its own
-            beat_schedule={"rare": {"task": "no.task", "schedule": RARE}},
+            beat_schedule={"rare": {"task": "no.task", "schedule": RARE}, **self._schedule},
         )
         setup(app)
         return app
@@ -94,10 +101,15 @@ class Beats:
     def close(self) -> None:
         for beat in self.running:
             beat.close()
-        self._messages.close()
 
     def sent(self, queue: str = "rare") -> int:
-        return int(self._messages.llen(queue))
+        with self._messages.connection_for_read() as connection, suppress(*connection.channel_errors):
+            return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
+        return 0  # nobody has made the queue
+
+    def slots(self, name: str) -> int:
+        """How many slots of a window were fired."""
+        return len({run["slot_start"] for run in self._table.history(window=name, states=["pending", "missed"])})
 
     def counted(self) -> int:
         """How often the entry was sent, as the table says."""
@@ -106,13 +118,13 @@ class Beats:
 
 
 @pytest.fixture
-def beats_of(redis_server: Any) -> Iterator[Callable[[Database], Beats]]:
-    """beats_of(database) -> Beats."""
+def beats_of(redis_server: Any) -> Iterator[Callable[..., Beats]]:
+    """beats_of(database, scheme="redis-streams", ...) -> Beats."""
     with Proxy("127.0.0.1", redis_server.port) as broker:
         started: list[Beats] = []
 
-        def make(database: Database) -> Beats:
-            started.append(Beats(database, redis_server, broker))
+        def make(database: Database, **options: Any) -> Beats:
+            started.append(Beats(database, redis_server, broker, **options))
             return started[-1]
 
         yield make
@@ -269,6 +281,105 @@ def test_an_entry_that_gets_another_schedule_while_beat_runs_goes_by_that(
     assert time.monotonic() - changed < 3
     with beats._table.database.linked() as link:
         assert link.execute(select(beats.entry.c.schedule)).scalar_one() == repr(schedule(0.5))
+
+
+# ---- a broker that says nothing
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis-streams"])
+def test_a_broker_that_swallows_everything_does_not_hold_windows_up(
+    sqlite: Database, beats_of: Callable[..., Beats], scheme: str
+) -> None:
+    every_second = window("no.task", frequency=1, run_type="any", queue="runs")
+    beats = beats_of(sqlite, scheme=scheme, schedule={"runs": every_second})
+    beat = beats.start()
+    beats.until(lambda: beats.sent("runs") and beats.sent(), "both are sent")
+    beats.make_due()
+    beats.broker.pause()
+
+    longest, end = 0.0, time.monotonic() + 12
+    before = beats.slots("runs")
+    while time.monotonic() < end:
+        began = time.monotonic()
+        beat.tick()
+        longest = max(longest, time.monotonic() - began)
+    fired = beats.slots("runs") - before
+    beats.broker.resume()
+    beats.until(lambda: beats.sent() == 2, "the sending")
+    beats.go_on(TTL)
+
+    # A tick sends a run and an entry at most; each waits for broker_connection_timeout, here a second.
+    assert longest < 2, "broker_connection_timeout, here a second, and a little"
+    assert fired >= 8, "of twelve slots"
+    assert beats.sent() == 2
+    assert beats.counted() == 1
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis-streams"])
+def test_a_connection_that_was_closed_while_nothing_was_sent_is_no_trouble(
+    sqlite: Database, beats_of: Callable[..., Beats], scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    beats = beats_of(sqlite, scheme=scheme)
+    beats.start()
+    beats.until(beats.sent, "the sending")
+
+    beats.broker.cut()
+    beats.make_due()
+    beats.until(lambda: beats.sent() == 2, "another")
+    beats.go_on(TTL)
+
+    assert beats.sent() == 2
+    assert "does not work" not in caplog.text
+
+
+def test_what_the_user_says_of_the_broker_stays_as_it_is() -> None:
+    app = Celery("says", broker="redis://", set_as_current=False)
+    app.conf.update(broker_connection_timeout=7, broker_transport_options={"socket_timeout": 60, "priority_steps": [0]})
+
+    ours, theirs = Broker(app).connection(), app.connection_for_write()
+
+    assert ours.transport_options["socket_timeout"] == 60
+    assert ours.transport_options["priority_steps"] == [0]
+    assert ours.transport_options["socket_connect_timeout"] == 7
+    assert theirs.transport_options == {"socket_timeout": 60, "priority_steps": [0]}
+
+
+# ---- an entry that no broker would take
+
+
+def test_an_entry_that_cannot_be_sent_does_not_hold_up_the_others(
+    sqlite: Database, beats_of: Callable[..., Beats], caplog: pytest.LogCaptureFixture
+) -> None:
+    hopeless = {"task": "no.task", "schedule": 0.1, "kwargs": {"not": object()}}
+    beats = beats_of(sqlite, schedule={"hopeless": hopeless, "often": {"task": "no.task", "schedule": 0.5}})
+    beats.start()
+
+    beats.until(lambda: beats.sent() >= 6, "rare once, and often", timeout=6)
+
+    said = [record.getMessage() for record in caplog.records if "hopeless" in record.getMessage()]
+    assert len(said) == 1, said
+    assert "sending the entry hopeless does not work, trying again" in said[0]
+
+
+def test_a_run_that_cannot_be_sent_does_not_hold_up_those_of_other_windows(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    def hopeless(*arguments: Any, **options: Any) -> None:
+        raise TypeError("no JSON")
+
+    fleet.first.app.task(name="hopeless", apply_async=hopeless)(hopeless)
+    fleet.first.register({"hopeless": Definition("hopeless", "hopeless", HOUR * 1000, 1000, run_type="any")})
+    fleet.declare("w")
+
+    fleet.first.fire(["hopeless", "w"])
+    fleet.pass_time(6)
+    fleet.maintain()
+
+    published = {run["window"]: bool(run["published_at"]) for run in fleet.runs()}
+    assert published == {"hopeless": False, "w": True}
+    assert fleet.first.broker_error == "no JSON"
+    said = [record.getMessage() for record in caplog.records if "no JSON" in record.getMessage()]
+    assert said == ["sending runs of window hopeless does not work, trying again: no JSON"]
 
 
 # ---- the statements
