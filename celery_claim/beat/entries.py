@@ -11,6 +11,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from celery.schedules import schedule
+
 from celery_claim.app import own_tables, state_of
 from celery_claim.backoff import exponential
 from celery_claim.exceptions import ClaimError
@@ -57,6 +59,9 @@ class EntryKeeper:
         #: Entry -> when it was sent last, as the table says, and under which schedule it was looked up there.
         self._stored: dict[str, Sent] = {}
         self._schedules: dict[str, Any] = {}
+        #: Entry that was sent in the future, by a clock that was wrong or has been set back -> what the table says, and
+        #: when the entry began anew.
+        self._ahead: dict[str, tuple[Sent, int]] = {}
         #: Entry -> a sending that is or may be written down, and whose message is not out. Whatever comes between, the
         #: table gets it back: before we hold the lease again, and at the latest when we resign.
         self._unsent: dict[str, Sending] = {}
@@ -214,14 +219,25 @@ class EntryKeeper:
 
         now = _milliseconds(self._app.now())
         stored = load(link, self._statements, {entry.name: repr(entry.schedule) for entry in entries}, now)
+        ahead = {}
         for entry in entries:
             sent = stored[entry.name]
-            at = datetime.fromtimestamp(sent.last_run_at / 1000, timezone.utc)
+            begun = sent.last_run_at
+            # A crontab waits until the clock is where it was, or it would send the same minute, or day, again.
+            if begun > now and isinstance(entry.schedule, schedule):
+                ahead[entry.name] = self._begin(entry.name, sent, now)
+                begun = ahead[entry.name][1]
+            at = datetime.fromtimestamp(begun / 1000, timezone.utc)
             entry.last_run_at, entry.total_run_count = at.astimezone(self._app.timezone), sent.total_run_count
-        if stored != self._stored:
+        if (stored, ahead) != (self._stored, self._ahead):
             self._on_change()
-        self._stored = stored
+        self._stored, self._ahead = stored, ahead
         self._schedules = {entry.name: entry.schedule for entry in entries}
+
+    def _begin(self, name: str, sent: Sent, now: int) -> tuple[Sent, int]:
+        """From when on an interval counts that was sent in the future: since we first saw that."""
+        before = self._ahead.get(name)
+        return before if before is not None and before[0] == sent and before[1] <= now else (sent, now)
 
     def _guarded(self, work: Callable[[], None]) -> bool:
         """Whether the work was done; else we are without the lease for a moment, and the log says why."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.schedules import schedule
+from celery.schedules import crontab, schedule
 from sqlalchemy import select, update
 
 from celery_claim import setup, window
@@ -281,6 +281,23 @@ def test_an_entry_that_gets_another_schedule_while_beat_runs_goes_by_that(
     assert time.monotonic() - changed < 3
     with beats._table.database.linked() as link:
         assert link.execute(select(beats.entry.c.schedule)).scalar_one() == repr(schedule(0.5))
+
+
+def test_an_interval_that_a_wrong_clock_sent_in_the_future_begins_anew_and_a_crontab_is_not_sent_again(
+    sqlite: Database, beats_of: Callable[..., Beats]
+) -> None:
+    plans = {"often": schedule(1.0), "minutely": crontab()}
+    declared = {name: {"task": "no.task", "schedule": plan, "options": {"queue": name}} for name, plan in plans.items()}
+    beats = beats_of(sqlite, schedule=declared)
+    statements, now = EntryStatements(beats._table.statements.tables), int(time.time() * 1000)
+    with beats._table.database.linked() as link:
+        entries.load(link, statements, {name: repr(plan) for name, plan in plans.items()}, now + 3_600_000)
+
+    beats.start()
+    beats.go_on(4)
+
+    assert beats.sent("often") in {2, 3, 4}
+    assert beats.sent("minutely") == 0
 
 
 # ---- a broker that says nothing
