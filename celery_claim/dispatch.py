@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_claim.app import database_for, own_tables, state_of
+from celery_claim.broker import Broker, batched
 from celery_claim.exceptions import ClaimError, ConfigurationError, StatementRefused
 from celery_claim.nodes import identity, leases, registry
 from celery_claim.nodes.sql.create import create_tables, missing_tables, record_version
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two tries to reach a broker that did not answer.
-RETRY_SECONDS = 1.0
 #: A message of a run that nobody took is of no use after this many node timeouts; the row tells when it is late.
 NODE_QUEUE_TIMEOUTS = 3
 
@@ -65,9 +64,11 @@ class Dispatcher:
     def __init__(self, app: Celery) -> None:
         self.app = app
         self.settings = state_of(app).settings
+        self.broker = Broker(app)
         self._outage = Outage("sending runs of windows", logger)
+        #: Window -> the trouble with its messages alone.
+        self._refused: dict[str, Outage] = {}
         self._warned: dict[str, str] = {}
-        self._not_before = 0.0
         self._routes: dict[str, str] = {}
 
     @classmethod
@@ -134,7 +135,7 @@ class Dispatcher:
     @property
     def broker_error(self) -> str | None:
         """Why the last runs were not sent; None when they were."""
-        return self._outage.error
+        return next((each.error for each in (self._outage, *self._refused.values()) if each.error is not None), None)
 
     def history(self, **filters: Any) -> list[dict[str, Any]]:
         """Runs, newest first; `filters` as in windows.history.runs."""
@@ -229,42 +230,51 @@ class Dispatcher:
         """
         if not runs:
             return True
-        if not self._sent(runs):
-            return False
-        with suppress(ClaimError):  # then the maintenance sends them once more, which is harmless
-            link.execute(
-                self.statements.mark_published,
-                {
-                    "task_ids": [run.task_id for run in runs],
-                    "names": sorted({run.window.name for run in runs}),
-                    "fires": sorted({run.fire_seq for run in runs}),
-                },
-            )
-        return True
+        sent = self._sent(runs)
+        if sent:
+            with suppress(ClaimError):  # then the maintenance sends them once more, which is harmless
+                link.execute(
+                    self.statements.mark_published,
+                    {
+                        "task_ids": [run.task_id for run in sent],
+                        "names": sorted({run.window.name for run in sent}),
+                        "fires": sorted({run.fire_seq for run in sent}),
+                    },
+                )
+        return len(sent) == len(runs)
 
-    def _sent(self, runs: Sequence[Run]) -> bool:
-        if time.monotonic() < self._not_before:
-            return False
+    def _sent(self, runs: Sequence[Run]) -> list[Run]:
+        """Those of the runs whose message is out."""
+        if self.broker.rests:
+            return []
+        began = time.monotonic()
         try:
-            try:
-                self._send(runs)
-            except Exception:  # every broker has errors of its own
-                if self._outage.error is not None:
-                    raise
-                # The first message after a pause often finds that the broker has closed the connection.
-                self._send(runs)
-        except Exception as error:
-            # Not with every fire: each try may last as long as a connection takes to be refused.
-            self._not_before = time.monotonic() + RETRY_SECONDS
+            sent = self.broker.attempt(lambda: self._send(runs), anew=self._outage.error is None)
+        except Exception as error:  # every broker has errors of its own
+            self.broker.rest(began)
             self._outage.failed(error)
-            return False
+            return []
         self._outage.worked()
-        return True
+        return sent
 
-    def _send(self, runs: Sequence[Run]) -> None:
-        with self.app.producer_or_acquire() as producer, _batched(producer):
+    def _send(self, runs: Sequence[Run]) -> list[Run]:
+        """Send what the broker takes: a message that it refuses does not hold up those of other windows."""
+        sent: list[Run] = []
+        with self.broker.producer() as producer, batched(producer):
             for run in runs:
-                self._send_one(run, producer)
+                try:
+                    self._send_one(run, producer)
+                except Exception as error:
+                    if self.broker.is_away(error):
+                        raise
+                    name = run.window.name
+                    self._refused.setdefault(name, Outage(f"sending runs of window {name}", logger)).failed(error)
+                else:
+                    sent.append(run)
+        for run in sent:
+            if run.window.name in self._refused:
+                self._refused[run.window.name].worked()
+        return sent
 
     def _send_one(self, run: Run, producer: Any) -> None:
         definition = run.window.definition
@@ -308,7 +318,7 @@ class Dispatcher:
         tables = own_tables(self.app).nodes
         names = registry.forget_silent(link, tables, silent_ms=round(silent_seconds * 1000))
         if names:
-            with suppress(Exception), self.app.connection_for_write() as connection:
+            with suppress(Exception), self.broker.connection() as connection:
                 # Where queues expire it is gone already; a broker that cannot be reached keeps an empty one.
                 channel: Any = connection.default_channel
                 for name in names:
@@ -417,17 +427,6 @@ def node_queue(app: Celery, node: str) -> Queue:
     name = identity.queue_of(node)
     seconds = NODE_QUEUE_TIMEOUTS * state_of(app).settings.node_timeout
     return Queue(name, Exchange("", type="direct"), routing_key=name, expires=seconds, durable=True, auto_delete=False)
-
-
-@contextmanager
-def _batched(producer: Any) -> Iterator[None]:
-    """Messages sent in the block go out together, where this kombu and its transport can."""
-    batch = getattr(producer, "batch", None)
-    if batch is None or not getattr(producer, "supports_batch_publish", False):
-        yield
-        return
-    with batch():
-        yield
 
 
 def _whoami() -> str:

@@ -6,22 +6,27 @@
 
 Everything up to the commit is one transaction. A crash before it leaves nothing, and the next caller fires the slot. A
 crash after it leaves runs whose messages are not out (published_at is null): the maintenance of any worker sends them.
-A commit whose answer is lost is one or the other.
+A commit whose answer is lost is one or the other; a trigger, whose caller waits for the answer, looks which.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from celery_claim.database import Link
+from celery_claim.database import Link, persistently
+from celery_claim.exceptions import ClaimError, DatabaseUnavailable
 from celery_claim.nodes.sql.tables import NAME_LENGTH
 from celery_claim.windows.place import Field, Place
 from celery_claim.windows.slots import is_fired, is_occupied, missed_slots, slot_start, start_before
 from celery_claim.windows.sql.statements import WindowStatements
 from celery_claim.windows.window import Window
+
+#: Seconds in which a trigger that got no answer to its commit tries to find out whether it was done.
+ANSWER_SECONDS = 5.0
 
 
 class Outcome(Enum):
@@ -127,29 +132,52 @@ def fire(
 def trigger(link: Link, statements: WindowStatements, name: str, rules: Rules, *, by: str) -> Fires:
     """Open one window now, whatever the time; of any number of callers one wins, until its consumers are done.
 
-    `by` goes into the history. The grid of slots is not touched.
+    `by` goes into the history. The grid of slots is not touched. Raises DatabaseUnavailable; it says so when the window
+    may have been opened all the same.
     """
     fires = Fires({name: Outcome.UNKNOWN})
-    with link.transaction():
-        windows, _ = lock(link, statements, [name], rules)
-        for window in windows:
-            seen = read_field(link, statements, rules)
-            now = seen.now
-            fires.outcomes[name] = _whether_free(window, now)
-            if fires.outcomes[name] is not Outcome.FIRED:
-                break
-            chosen = seen.places(window, rules.queue_of(window))
-            if isinstance(chosen, str):
-                fires.outcomes[name], fires.reasons[name] = Outcome.NO_NODE, chosen
-            elif not chosen[1]:
-                fires.outcomes[name] = Outcome.BUSY
-            else:
-                by = by[:NAME_LENGTH]
-                link.execute(statements.mark_triggered, {"window_name": name, "at": now, "by": by})
-                fires.runs = runs_at(window, window.fire_seq + 1, *chosen)
-                rows = [run_row(run, now, "manual", by=by) for run in fires.runs]
-                link.execute(statements.add_runs, rows)
+    mark: dict[str, Any] = {"window_name": name, "by": by[:NAME_LENGTH]}
+    try:
+        with link.transaction():
+            windows, _ = lock(link, statements, [name], rules)
+            for window in windows:
+                seen = read_field(link, statements, rules)
+                fires.outcomes[name] = _whether_free(window, seen.now)
+                if fires.outcomes[name] is not Outcome.FIRED:
+                    break
+                chosen = seen.places(window, rules.queue_of(window))
+                if isinstance(chosen, str):
+                    fires.outcomes[name], fires.reasons[name] = Outcome.NO_NODE, chosen
+                elif not chosen[1]:
+                    fires.outcomes[name] = Outcome.BUSY
+                else:
+                    mark["at"] = seen.now
+                    link.execute(statements.mark_triggered, mark)
+                    fires.runs = runs_at(window, window.fire_seq + 1, *chosen)
+                    rows = [run_row(run, seen.now, "manual", by=mark["by"]) for run in fires.runs]
+                    link.execute(statements.add_runs, rows)
+    except DatabaseUnavailable as error:
+        # The answer to the commit may be what is lost. Then we won, and a second try would say that another did.
+        if not fires.runs or not _is_opened(link, statements, mark, rules, error):
+            raise
     return fires
+
+
+def _is_opened(
+    link: Link, statements: WindowStatements, mark: Mapping[str, Any], rules: Rules, error: DatabaseUnavailable
+) -> bool:
+    """Whether a trigger is in the table whose transaction ended with an error."""
+
+    def look() -> bool:
+        # Locked: if the transaction is still open on the server, this waits for its end.
+        with link.transaction():
+            windows, _ = lock(link, statements, [mark["window_name"]], rules)
+        return any((window.triggered_at, window.triggered_by) == (mark["at"], mark["by"]) for window in windows)
+
+    try:
+        return persistently(look, until=time.monotonic() + ANSWER_SECONDS)
+    except ClaimError:
+        raise DatabaseUnavailable(f"{error}; whether window {mark['window_name']} was opened is not known") from error
 
 
 def lock(link: Link, statements: WindowStatements, names: Iterable[str], rules: Rules) -> tuple[list[Window], int]:

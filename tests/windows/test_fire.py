@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_claim.exceptions import ConfigurationError
+from celery_claim.exceptions import ConfigurationError, DatabaseUnavailable
 from celery_claim.schedules import window
 from celery_claim.windows.fire import Outcome
 from tests.conftest import Database
+from tests.proxy import Proxy
 from tests.windows.fleet import HOUR, Fleet
 
 
@@ -60,6 +61,57 @@ def test_slots_that_nobody_fired_are_one_row_of_the_history(fleet: Fleet) -> Non
     (missed,) = fleet.events("missed")
     assert missed["error"].startswith("4 slots")
     assert missed["slot_start"] == fleet.window().last_slot_start - 4 * HOUR * 1000
+
+
+@pytest.mark.needs("network")
+def test_a_trigger_whose_commit_got_no_answer_knows_that_it_won(
+    database: Database, proxied: Callable[[Database], Proxy]
+) -> None:
+    proxy = proxied(database)
+    fleet = Fleet(database, url=proxy.url)
+    fleet.declare(concurrency=2)
+    proxy.swallow_reply(rb"^COMMIT")
+
+    triggered = fleet.first.trigger("w", by="a test")
+
+    assert proxy.swallowed == [b"COMMIT"]
+    assert (triggered.outcome, triggered.fire_seq) == (Outcome.FIRED, 1)
+    assert len(fleet.runs("pending")) == 2
+    assert all(run["published_at"] for run in fleet.runs())
+
+
+@pytest.mark.needs("network")
+def test_a_trigger_whose_commit_never_came_has_opened_nothing(
+    database: Database, proxied: Callable[[Database], Proxy]
+) -> None:
+    proxy = proxied(database)
+    fleet = Fleet(database, url=proxy.url)
+    fleet.declare(concurrency=2)
+    proxy.lose_request(rb"^COMMIT")
+
+    with pytest.raises(DatabaseUnavailable) as raised:
+        fleet.trigger()
+
+    assert "not known" not in str(raised.value)
+    assert fleet.runs() == []
+    assert fleet.trigger() is Outcome.FIRED
+
+
+@pytest.mark.needs("network")
+def test_a_trigger_that_cannot_find_out_whether_it_won_says_so(
+    database: Database, proxied: Callable[[Database], Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_claim.windows.fire.ANSWER_SECONDS", 0.5)
+    proxy = proxied(database)
+    fleet = Fleet(database, url=proxy.url)
+    fleet.declare()
+    proxy.swallow_reply(rb"^COMMIT", times=None)
+
+    with pytest.raises(DatabaseUnavailable, match="whether window w was opened is not known"):
+        fleet.trigger()
+
+    proxy.heal()
+    assert len(fleet.runs("pending")) == 1
 
 
 def test_a_window_whose_consumers_have_time_left_is_occupied(fleet: Fleet) -> None:

@@ -62,19 +62,20 @@ def test_an_entry_is_sent_by_the_holder_and_once(fleet: Fleet) -> None:
     with fleet.link() as link:
         lease = leases.acquire(link, fleet.tables.nodes, "beat", "a", ttl_ms=TTL)
         assert lease is not None
-        assert entries.load(link, statements, {"e": "every"}, 1000)["e"].last_run_at == 1000
+        new = entries.load(link, statements, {"e": "every"}, 1000)["e"]
+        assert new == entries.Sent(1000, 0)
+        first = entries.Sending("e", new, at=2000)
 
-        assert entries.claim(link, statements, lease, "e", seen=1000, at=2000)
-        assert not entries.claim(link, statements, lease, "e", seen=1000, at=2001), "sent since it looked"
-        entries.undo(link, statements, "e", seen=1000, at=2000)
-        assert entries.claim(link, statements, lease, "e", seen=1000, at=2000), "the broker did not take it"
+        assert entries.claim(link, statements, lease, first)
+        assert not entries.claim(link, statements, lease, entries.Sending("e", new, at=2001)), "sent since it looked"
+        assert entries.undo(link, statements, first)
+        assert entries.claim(link, statements, lease, first), "the broker did not take it"
 
         fleet.pass_time(TTL / 1000)
         leases.acquire(link, fleet.tables.nodes, "beat", "b", ttl_ms=TTL)
-        assert not entries.claim(link, statements, lease, "e", seen=2000, at=3000), "deposed"
+        assert not entries.claim(link, statements, lease, entries.Sending("e", first.after, at=3000)), "deposed"
 
-        loaded = entries.load(link, statements, {"e": "every"}, 9000)["e"]
-        assert (loaded.last_run_at, loaded.total_run_count) == (2000, 1)
+        assert entries.load(link, statements, {"e": "every"}, 9000)["e"] == entries.Sent(2000, 1)
 
 
 def test_an_entry_with_another_schedule_begins_anew(fleet: Fleet) -> None:

@@ -65,10 +65,17 @@ class EntryStatements:
 
     @cached_property
     def undo(self) -> Update:
-        """The message could not be sent: the entry is as due as it was."""
+        """A message is not out: the entry is as due as it was.
+
+        Both numbers tell which sending it was. The time alone could be another's: clocks differ, and go back.
+        """
         entry = self._entry.c
         return (
             update(self._entry)
             .values(last_run_at=_value("seen"), total_run_count=entry.total_run_count - 1)
-            .where(entry.name == _value("entry_name", String), entry.last_run_at == _value("at"))
+            .where(
+                entry.name == _value("entry_name", String),
+                entry.last_run_at == _value("at"),
+                entry.total_run_count == _value("counted"),
+            )
         )

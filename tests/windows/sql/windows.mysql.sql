@@ -110,7 +110,7 @@ UPDATE celery_claim_entry SET last_run_at=:at, total_run_count=(celery_claim_ent
 UPDATE celery_claim_entry SET last_run_at=:at, schedule=:text WHERE celery_claim_entry.name = :entry_name AND celery_claim_entry.schedule != :text;
 
 -- entry_undo
-UPDATE celery_claim_entry SET last_run_at=:seen, total_run_count=(celery_claim_entry.total_run_count - :total_run_count_1) WHERE celery_claim_entry.name = :entry_name AND celery_claim_entry.last_run_at = :at;
+UPDATE celery_claim_entry SET last_run_at=:seen, total_run_count=(celery_claim_entry.total_run_count - :total_run_count_1) WHERE celery_claim_entry.name = :entry_name AND celery_claim_entry.last_run_at = :at AND celery_claim_entry.total_run_count = :counted;
 
 -- node_add_lease
 INSERT INTO celery_claim_lease (name, owner, epoch, expires_at) VALUES (:lease_name, :by, :epoch, (TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000 + :ttl));

@@ -110,7 +110,7 @@ UPDATE celery_claim_entry SET last_run_at=:at::BIGINT, total_run_count=(celery_c
 UPDATE celery_claim_entry SET last_run_at=:at::BIGINT, schedule=:text::VARCHAR WHERE celery_claim_entry.name = :entry_name::VARCHAR AND celery_claim_entry.schedule != :text::VARCHAR;
 
 -- entry_undo
-UPDATE celery_claim_entry SET last_run_at=:seen::BIGINT, total_run_count=(celery_claim_entry.total_run_count - :total_run_count_1::BIGINT) WHERE celery_claim_entry.name = :entry_name::VARCHAR AND celery_claim_entry.last_run_at = :at::BIGINT;
+UPDATE celery_claim_entry SET last_run_at=:seen::BIGINT, total_run_count=(celery_claim_entry.total_run_count - :total_run_count_1::BIGINT) WHERE celery_claim_entry.name = :entry_name::VARCHAR AND celery_claim_entry.last_run_at = :at::BIGINT AND celery_claim_entry.total_run_count = :counted::BIGINT;
 
 -- node_add_lease
 INSERT INTO celery_claim_lease (name, owner, epoch, expires_at) VALUES (:lease_name::VARCHAR, :by::VARCHAR, :epoch::BIGINT, (CAST(FLOOR(EXTRACT(EPOCH FROM statement_timestamp()) * 1000) AS BIGINT) + :ttl::BIGINT));
