@@ -27,7 +27,7 @@ RETRY_SECONDS = 1.0
 ANSWER_SECONDS = 4.0
 #: Seconds of silence after which Redis is asked for a sign of life first: before nearly every message. A message that
 #: got no answer may have arrived, and is sent again; a question that got none has cost nothing.
-SILENCE_SECONDS = 0.01
+SILENCE_SECONDS = 0.1
 
 #: The transport options that bound a wait, by driver type and name; None stands for the seconds.
 #: https://docs.celeryq.dev/projects/kombu/en/stable/reference/kombu.transport.redis.html#transport-options
