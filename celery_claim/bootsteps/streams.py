@@ -1,8 +1,12 @@
-"""What a worker on redis-streams:// does besides: it hands back what it will not start, and tells of dead letters."""
+"""What a worker on redis-streams:// does besides.
+
+It hands back what it will not start, tells of dead letters, and ends tasks whose lease was lost, if that is wanted.
+"""
 
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,10 +15,13 @@ from celery import bootsteps
 from celery.signals import worker_shutting_down
 from celery.worker import state as worker_state
 
+from celery_claim.bootsteps.check import EXIT_CONFIGURATION
 from celery_claim.bootsteps.errands import Errands
 from celery_claim.bootsteps.starts import Starts
 from celery_claim.bootsteps.unreadable import Refusals
-from celery_claim.signals import message_dead
+from celery_claim.exceptions import ConfigurationError
+from celery_claim.signals import lease_lost, message_dead
+from celery_claim.streams.options import read_options
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +43,11 @@ class StreamsStep(bootsteps.StartStopStep):
             return
         self._consumer = parent
         self._app = parent.app
+        try:
+            self._terminates = _terminates_lost(parent)
+        except ConfigurationError as error:
+            logger.critical("%s", error)
+            raise SystemExit(EXIT_CONFIGURATION) from error
         # Before the strategies of tasks are made, which keep the pool's method.
         self._starts = Starts(parent.pool)
         parent.pool.apply_async = self._starts.apply_async
@@ -46,6 +58,8 @@ class StreamsStep(bootsteps.StartStopStep):
         # Strong references, which Celery's signals do not keep.
         worker_shutting_down.connect(self._on_shutting_down, weak=False)
         message_dead.connect(self._on_message_dead, weak=False)
+        if self._terminates:
+            lease_lost.connect(self._on_lease_lost, weak=False)
 
     def include_if(self, parent: Any) -> bool:
         return bool(self.enabled)
@@ -64,6 +78,7 @@ class StreamsStep(bootsteps.StartStopStep):
     def shutdown(self, parent: Any) -> None:
         worker_shutting_down.disconnect(self._on_shutting_down)
         message_dead.disconnect(self._on_message_dead)
+        lease_lost.disconnect(self._on_lease_lost)
         self._errands.finish(FINISH_SECONDS)
         self._epitaphs.finish(FINISH_SECONDS)
 
@@ -108,6 +123,20 @@ class StreamsStep(bootsteps.StartStopStep):
             for waiting in list(bucket.contents) if bucket else ():
                 yield from _requests_in(waiting)
 
+    def _on_lease_lost(self, tag: str, **_: Any) -> None:
+        self._errands.put(lambda: self._terminate(tag))
+
+    def _terminate(self, tag: str) -> None:
+        """End the process of a task that another worker runs; its result is the other worker's to write."""
+        for request in _snapshot(worker_state.active_requests):
+            if request.message.delivery_tag == tag and request.worker_pid:
+                logger.warning("task %s[%s] is ended: its lease was lost", request.name, request.id)
+                # As when Celery itself cancels what a lost connection gave to others: neither revoked nor failed, and
+                # not acknowledged. Request.cancel() would also note RETRY over a result that may be there already.
+                request._already_cancelled = True
+                request.send_event("task-cancelled")
+                self._consumer.pool.terminate_job(request.worker_pid, signal.SIGTERM)
+
     def _on_message_dead(self, death: Any, **_: Any) -> None:
         def write() -> None:
             from celery_claim.bootsteps.epitaph import mark_failed
@@ -122,6 +151,20 @@ def _is_ours(app: Any) -> bool:
     """Whether the app consumes from our transport; any other is not even imported for the answer."""
     transport = app.connection_for_read().get_transport_cls()
     return bool(transport.__module__.startswith("celery_claim."))
+
+
+def _terminates_lost(consumer: Any) -> bool:
+    """Whether tasks whose lease was lost are to be ended; ConfigurationError where the pool cannot."""
+    options = read_options(consumer.app.connection_for_read().transport_options)
+    if options.on_lease_lost != "terminate":
+        return False
+    pool = type(consumer.pool)
+    if pool.__module__ != "celery.concurrency.prefork":
+        raise ConfigurationError(
+            f"transport option 'on_lease_lost' is 'terminate', which needs `celery worker -P prefork`; the pool is "
+            f"{pool.__module__}, whose tasks have no process of their own. Use prefork, or 'log'"
+        )
+    return True
 
 
 def _requests_in(values: Iterable[Any]) -> Iterator[Any]:

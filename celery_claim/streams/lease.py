@@ -67,6 +67,8 @@ class Leases:
         self.on_lost: Callable[[Entry], None] = lambda entry: None
         self._held: dict[str, Entry] = {}
         self._messages: dict[str, weakref.ref[Any]] = {}
+        #: Tags of those still held here whose lease is known to be lost.
+        self._lost: set[str] = set()
         self._acked: dict[str, Entry] = {}
         #: When the oldest of them was acknowledged, by the monotonic clock.
         self._oldest_ack = 0.0
@@ -197,12 +199,15 @@ class Leases:
             arguments += [entry.id for entry in held.values()]
         reply = scripts.run(self.client, "renew", names, arguments)
         owned = {(names[index - 1], id_.decode()) for index, *ids in reply for id_ in ids}
+        self._lost &= held.keys()
         for tag, entry in held.items():
             if (entry.stream, entry.id) not in owned and tag in self._held:
-                logger.warning(
-                    "the lease of message %s of queue %s was lost: another worker may run it", entry.id, entry.queue
-                )
-                self.on_lost(entry)
+                if tag not in self._lost:
+                    self._lost.add(tag)
+                    logger.warning(
+                        "the lease of message %s of queue %s was lost: another worker may run it", entry.id, entry.queue
+                    )
+                    self.on_lost(entry)
                 if self._dropped(tag):
                     # One that still runs keeps its place in the prefetch until it ends.
                     self._forget((tag,))

@@ -25,6 +25,12 @@ class StreamOptions:
     #: Seconds after a connect before a consumer takes over others' messages. None is half of the lease: two renewals
     #: of any live owner, so that after an outage nobody loses what it is still reconnecting for.
     recovery_grace: float = None  # type: ignore[assignment]  # __post_init__ sets it
+    #: Seconds between two looks for messages of workers that are gone; jitter shortens it by up to a fifth. None is a
+    #: quarter of the lease.
+    recovery_interval: float = None  # type: ignore[assignment]  # __post_init__ sets it
+    #: What becomes of a task that still runs here when the message's lease was lost, as after a freeze: ``log`` lets it
+    #: run to its end, ``terminate`` ends its pool process (prefork only); another worker runs it either way.
+    on_lease_lost: Literal["log", "terminate"] = "log"
     #: Deliveries after which a message goes to the dead letters; 0 is never.
     delivery_limit: int = 20
     #: About how many dead letters a queue keeps.
@@ -72,6 +78,8 @@ class StreamOptions:
             object.__setattr__(self, "lease_renew_interval", self.lease_timeout / 4)
         if self.recovery_grace is None:
             object.__setattr__(self, "recovery_grace", self.lease_timeout / 2)
+        if self.recovery_interval is None:
+            object.__setattr__(self, "recovery_interval", self.lease_timeout / 4)
 
     @property
     def renew_interval(self) -> float:
@@ -132,6 +140,8 @@ RULES: Mapping[str, Rule] = {
     "lease_timeout": _number(0.2, 7 * _DAY),
     "lease_renew_interval": _number(0.05, _DAY).or_none(),
     "recovery_grace": _number(0, _DAY).or_none(),
+    "recovery_interval": _number(0.05, _DAY).or_none(),
+    "on_lease_lost": _one_of("log", "terminate"),
     "delivery_limit": _integer(0),
     "dead_letter_maxlen": _integer(1),
     "requeue_backoff_max": _number(0, _DAY),
@@ -204,6 +214,11 @@ REPLACED: Mapping[str, str] = {
     "unacked_mutex_expire": "taking over messages needs no lock",
     "unacked_restore_limit": "'fetch_batch' says how many messages one read takes",
     "ack_emulation": "acknowledgements are the server's own",
+    "dead_letter": "dead letters stay in a stream of their queue, at most 'dead_letter_maxlen' of them; a receiver of the "
+    "signal message_dead may do more",
+    "queue_expires": "a queue ends by itself when it is declared so, as with kombu.Queue(..., expires=60)",
+    "release_on_shutdown": "a worker that stops always hands back what it has not started",
+    "delayed_poll": "a read waits just until the next message is due",
     "polling_interval": "'block_timeout' (seconds, default 5) says how long a read waits",
 }
 

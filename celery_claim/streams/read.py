@@ -240,7 +240,7 @@ class Reader(threading.Thread):
         )  # fmt: skip
         if recover:
             # Jitter only shortens: the promise is an upper bound.
-            self._recover_at = now + options.lease_timeout / 4 * random.uniform(0.8, 1)
+            self._recover_at = now + options.recovery_interval * random.uniform(0.8, 1)
 
         def read(index: int, id_: bytes, deliveries: int, words: list[bytes]) -> Read:
             fields = dict(zip(words[::2], words[1::2], strict=True))

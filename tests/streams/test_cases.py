@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kombu import Connection
 
 from celery_claim import bulk
 from celery_claim.streams.append import QueueFull
+from tests import processes
 from tests.streams.stage import BLOCK, LEASE, POOLS, Stage
 from tests.streams.test_broker import QUEUE, Worker, publish
 
@@ -207,6 +209,63 @@ def test_c45_while_its_owner_lives_a_message_is_renewed_and_counted_once(stage: 
     assert max(each["time_since_delivered"] for each in seen) < LEASE * 1000
 
 
+# ---- C46: an idle or broken connection must not make a busy loop --------------------------------------------------
+
+WATCHED_SECONDS = 6.0
+
+
+def main_cpu(worker: Any) -> float:
+    """Seconds of CPU that the worker's main process has used."""
+    times = psutil.Process(worker.pid).cpu_times()
+    return float(times.user + times.system)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_c46_an_idle_worker_is_quiet(make_stage: MakeStage) -> None:
+    stage = make_stage("app.conf.broker_transport_options = {}")
+    worker = stage.worker("idle", *POOLS["threads"]).wait_ready()
+    with stage.server.client() as client:
+        # What its start needs is over when it waits for tasks.
+        processes.eventually(lambda: [each for each in client.client_list() if each["cmd"] == "xreadgroup"])
+        commands, cpu, began = client.info()["total_commands_processed"], main_cpu(worker), time.monotonic()
+        time.sleep(WATCHED_SECONDS)
+        commands = client.info()["total_commands_processed"] - commands
+        seconds = time.monotonic() - began
+
+    # Those inside the scripts are counted too, and Celery's own heartbeat.
+    assert commands / seconds <= 5
+    assert (main_cpu(worker) - cpu) / seconds < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.parametrize("cut_by", ["timeout", "kill"])
+def test_c46_connections_that_end_while_the_prefetch_is_full_cost_no_cpu(
+    stage: Stage, cut_by: str, eventually: Eventually
+) -> None:
+    worker = stage.worker("full", "-P", "threads", "-c", "1", "--prefetch-multiplier", "1").wait_ready()
+    stage.send((1, WATCHED_SECONDS), (2, 0.0))
+    eventually(lambda: stage.noted("started") == [1])
+    cpu, began = main_cpu(worker), time.monotonic()
+    with stage.server.client() as client:
+        if cut_by == "timeout":
+            client.config_set("timeout", 1)
+        try:
+            while stage.noted("done") == []:
+                if cut_by == "kill" and 1 < time.monotonic() - began < 3:
+                    client.client_kill_filter(_type="normal", skipme=True)
+                time.sleep(0.5)
+        finally:
+            client.config_set("timeout", 0)
+    ended = time.monotonic()
+
+    eventually(lambda: stage.noted("done") == [1, 2], timeout=10)
+    assert time.monotonic() - ended < 3
+    assert (main_cpu(worker) - cpu) / (ended - began) < 0.15
+    assert stage.noted("started") == [1, 2]
+
+
 # ---- C47: a countdown that is longer than the lease -------------------------------------------------------------
 
 
@@ -249,6 +308,48 @@ def test_c48_delayed_tasks_cost_workers_nothing_and_hold_nobody_up(stage: Stage,
     workers[0].kill9()
     with stage.server.client() as client:
         assert client.zcard("cs1:{celery}:eta") == 20_000
+
+
+# ---- C52: hard time limits ---------------------------------------------------------------------------------------
+
+LIMITED = """
+app.conf.broker_transport_options["delivery_limit"] = 3
+
+@app.task(time_limit=1, acks_on_failure_or_timeout={acks})
+def hangs():
+    notes.rpush("hung", time.time())
+    time.sleep(30)
+"""
+
+
+@pytest.mark.slow
+def test_c52_a_task_over_its_hard_limit_fails_once(make_stage: MakeStage, eventually: Eventually) -> None:
+    stage = make_stage(LIMITED.format(acks=True))
+    stage.worker("limited", *POOLS["prefork"])
+    result = stage.app.send_task("streamproj.hangs")
+
+    eventually(lambda: result.state == "FAILURE", timeout=30)
+
+    assert "TimeLimitExceeded" in repr(result.result)
+    eventually(lambda: entries(stage.server) == (0, 0))
+    assert stage.notes.llen("hung") == 1
+
+
+@pytest.mark.slow
+def test_c52_one_that_is_not_acknowledged_then_comes_again_up_to_the_delivery_limit(
+    make_stage: MakeStage, eventually: Eventually
+) -> None:
+    stage = make_stage(LIMITED.format(acks=False))
+    stage.worker("limited", *POOLS["prefork"])
+    result = stage.app.send_task("streamproj.hangs")
+
+    eventually(lambda: stage.server.client().xlen("cs1:{celery}:dead") == 1, timeout=60)
+
+    starts = [float(each) for each in stage.notes.lrange("hung", 0, -1)]
+    assert len(starts) == 3
+    assert all(later - earlier >= 1 for earlier, later in pairwise(starts))
+    assert entries(stage.server) == (0, 0)
+    eventually(lambda: result.state == "FAILURE")
 
 
 # ---- C53: priorities --------------------------------------------------------------------------------------------

@@ -86,6 +86,8 @@ WRONG: dict[str, tuple[Any, ...]] = {
     **{name: (*NUMBERS, 1.5) for name in RULES if type(getattr(StreamOptions(), name)) is int},
     "lease_renew_interval": (0, "1", True, 40.0),
     "recovery_grace": (-1, "1", True),
+    "recovery_interval": (0, "1", True),
+    "on_lease_lost": ("kill", None, True),
     "max_length": (0, "10", True, 1.5),
     "delayed_delivery": ("yes", 1, None),
     "priority_steps": ([], [0, 0], [-1], [0.5], "0369", 3, None, [True]),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.processes import is_gone
 from tests.streams.stage import BLOCK, LEASE, POOLS, Stage
+
+TERMINATE = """
+app.conf.broker_transport_options["on_lease_lost"] = "terminate"
+"""
 
 
 @pytest.mark.slow
@@ -79,3 +86,48 @@ def test_a_server_killed_and_restarted_runs_nothing_twice(stage: Stage, eventual
 
     eventually(lambda: stage.noted("done") == [0, 1, 2, 3, 4, 5], timeout=40)
     assert stage.noted("started") == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_lease_lost", ["log", "terminate"])
+def test_a_worker_that_was_frozen_notices_that_it_lost_its_task(
+    make_stage: Callable[..., Stage], on_lease_lost: str, eventually: Callable[..., Any]
+) -> None:
+    stage = make_stage(more=TERMINATE if on_lease_lost == "terminate" else "")
+    frozen = stage.worker("frozen", "-P", "prefork", "-c", "1")
+    result = stage.app.send_task("streamproj.work", (1, LEASE * 4))
+    eventually(lambda: stage.noted("started") == [1], timeout=20)
+    heir = stage.worker("heir", "-P", "prefork", "-c", "1")
+    heir.wait_ready()
+
+    # The main process alone: its pool works on, and nobody renews.
+    frozen.stop_signal(signal.SIGSTOP, whole_group=False)
+    eventually(lambda: stage.noted("started") == [1, 1], timeout=LEASE * 1.5 + BLOCK + 10)
+    child = frozen.children()[0]
+    os.kill(frozen.pid, signal.SIGCONT)
+
+    frozen.wait_for_log("was lost: another worker may run it")
+    if on_lease_lost == "terminate":
+        eventually(lambda: is_gone(child))
+        assert stage.noted("done") == []
+    eventually(lambda: stage.noted("done") == ([1] if on_lease_lost == "terminate" else [1, 1]), timeout=LEASE * 4 + 10)
+    assert result.get(timeout=10) is None
+    assert result.state == "SUCCESS"
+    # Told of once, though leases are renewed every half second; and both go on to work.
+    assert frozen.log().count("was lost: another worker may run it") == 1
+    stage.send(*((number, 0.5) for number in range(2, 6)))
+    eventually(lambda: {2, 3, 4, 5} <= set(stage.noted("done")), timeout=20)
+    assert frozen.running
+
+
+@pytest.mark.slow
+def test_ending_tasks_needs_a_pool_of_processes(
+    make_stage: Callable[..., Stage], eventually: Callable[..., Any]
+) -> None:
+    stage = make_stage(more=TERMINATE)
+    worker = stage.started.start("worker", stage.module, *POOLS["threads"], ready=False)
+
+    eventually(lambda: not worker.running, timeout=30)
+
+    assert worker.process.returncode == 78
+    assert "'on_lease_lost' is 'terminate', which needs `celery worker -P prefork`" in worker.log()
