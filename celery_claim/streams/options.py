@@ -214,8 +214,8 @@ REPLACED: Mapping[str, str] = {
     "unacked_mutex_expire": "taking over messages needs no lock",
     "unacked_restore_limit": "'fetch_batch' says how many messages one read takes",
     "ack_emulation": "acknowledgements are the server's own",
-    "dead_letter": "dead letters stay in a stream of their queue, at most 'dead_letter_maxlen' of them; a receiver of the "
-    "signal message_dead may do more",
+    "dead_letter": "dead letters stay in a stream of their queue, at most 'dead_letter_maxlen' of them; a receiver of "
+    "the signal message_dead may do more",
     "queue_expires": "a queue ends by itself when it is declared so, as with kombu.Queue(..., expires=60)",
     "release_on_shutdown": "a worker that stops always hands back what it has not started",
     "delayed_poll": "a read waits just until the next message is due",
