@@ -52,7 +52,7 @@ class Channel(virtual.Channel):
 
     def basic_publish(
         self,
-        message: dict[str, Any],
+        message: dict[str, Any] | str,
         exchange: str,
         routing_key: str,
         batch: Callable[[Write], None] | None = None,
@@ -61,6 +61,9 @@ class Channel(virtual.Channel):
         """Publish now, or hand what publishes to a batch."""
         if batch is not None:
             kwargs["batch"] = batch
+        if not isinstance(message, dict):
+            # `celery amqp` publishes plain text.
+            message = self.prepare_message(message)
         self._inplace_augment_message(message, exchange, routing_key)
         if not exchange:
             if not routing_key:
