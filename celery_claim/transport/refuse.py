@@ -59,6 +59,10 @@ NEEDED: dict[str, str] = {
     "zrem": "ZREM K m",
 }
 
+#: Commands that are asked for and not missed: they end a waiting read early, tell connections apart, find settings that
+#: lose tasks, and choose a database other than 0.
+WELCOME = ("client|list", "client|setinfo", "client|setname", "client|unblock", "info", "select")
+
 #: How OpenSSL names an answer that is not TLS.
 NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 #: Servers and users that worked in this process: what is refused later may be a password that is being changed.

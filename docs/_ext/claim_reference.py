@@ -24,6 +24,8 @@ from celery_claim.claims.sql.columns import REQUIRED_ROLES, ROLES
 from celery_claim.options import _EXPECTED
 from celery_claim.settings import PREFIX, Settings
 from celery_claim.states import REQUIRED_STATUSES
+from celery_claim.streams.options import CONNECTION_RULES, REPLACED, RULES, StreamOptions
+from celery_claim.transport.refuse import NEEDED, WELCOME
 
 #: Options whose values are objects, which options.py checks in its own way.
 _OBJECTS = {
@@ -117,6 +119,32 @@ def commands() -> str:
     return "\n".join(parts)
 
 
+def stream_options() -> str:
+    """Every transport option of redis-streams:// that is ours: default, what is accepted, meaning."""
+    comments = _comments("celery_claim.streams.options", "StreamOptions")
+    rows = [
+        (f"`{each.name}`", f"`{each.default!r}`", RULES[each.name].expected, comments[each.name])
+        for each in fields(StreamOptions)
+    ]
+    return _table(("option", "default", "accepted", "meaning"), rows)
+
+
+def connection_options() -> str:
+    """Transport options that go to the connection."""
+    return _table(("option", "accepted"), [(f"`{name}`", rule.expected) for name, rule in CONNECTION_RULES.items()])
+
+
+def replaced_options() -> str:
+    """Options of kombu's Redis transport that have no effect, and why."""
+    return _table(("option", "here"), [(f"`{name}`", reason) for name, reason in REPLACED.items()])
+
+
+def acl() -> str:
+    """The one line that makes a user who may do what the broker needs, and no more."""
+    commands = " ".join(f"+{name}" for name in (*NEEDED, *WELCOME))
+    return f"```text\nACL SETUSER celery on >secret ~cs1:* {commands}\n```\n"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings,
     "options": options,
@@ -125,6 +153,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "statuses": statuses,
     "signals": signal_list,
     "commands": commands,
+    "stream_options": stream_options,
+    "connection_options": connection_options,
+    "replaced_options": replaced_options,
+    "acl": acl,
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 from sqlalchemy import text
 
 from tests.docs.pages import DOCS, REPOSITORY, Folder, blocks
@@ -66,12 +67,31 @@ def test_the_guide_to_retries_does_what_it_says(folder: Callable[..., Folder]) -
 
 
 @pytest.mark.slow
+def test_the_guide_to_the_broker_moves_tasks_without_losing_one(
+    folder: Callable[..., Folder], redis_server: Any
+) -> None:
+    page = DOCS / "howto" / "move-from-redis.md"
+    place = redis_server.url.removeprefix("redis://").rpartition("/")[0]
+    here = folder(replacing={"localhost:6379": place})
+    here.run(page)
+    consoles = [block for block in blocks(page) if block.language == "console"]
+    with Celery("proj", broker=f"redis://{place}/0", backend=f"redis://{place}/1", set_as_current=False) as old:
+        waiting = [old.send_task("proj.add", (number, number)) for number in range(3)]
+        here.run_block(replace(consoles[0], mark=""))
+        here.run_block(replace(consoles[0], mark="background", code="$ celery -A moved worker -P solo -l INFO\n"))
+        for block in consoles[1:]:
+            here.run_block(replace(block, mark="", code=block.code.replace("-A proj", "-A moved")))
+
+        assert [result.get(timeout=20) for result in waiting] == [0, 2, 4]
+
+
+@pytest.mark.slow
 def test_the_smallest_program_of_the_readme_works(
     folder: Callable[..., Folder], mariadb: Any, valkey_server: Any
 ) -> None:
     here = folder(
         replacing={
-            "redis://localhost:6379/0": valkey_server.url,
+            "redis-streams://localhost:6379/0": valkey_server.url.replace("redis://", "redis-streams://", 1),
             "mysql+mysqldb://root@localhost/proj": mariadb.url,
         }
     )

@@ -20,6 +20,8 @@ from celery_claim.bootsteps import EXIT_CONFIGURATION
 from celery_claim.claims.sql.columns import ROLES
 from celery_claim.options import _EXPECTED
 from celery_claim.settings import Settings, known
+from celery_claim.streams.options import CONNECTION_RULES, REPLACED, RULES, StreamOptions
+from celery_claim.streams.wire.keys import Keys
 from tests.docs.pages import DOCS, LANGUAGES, REPOSITORY, blocks, pages
 
 REFERENCE = DOCS / "reference"
@@ -74,6 +76,29 @@ def test_every_option_of_the_class_is_in_the_reference(tables: ModuleType) -> No
     annotated = {name for name in ClaimTask.__annotations__ if not name.startswith("_")}
 
     assert annotated - celerys <= set(tables.option_names())
+
+
+def test_every_transport_option_is_listed_with_its_default_and_what_it_accepts(tables: ModuleType) -> None:
+    shown = rows_of(tables.stream_options())
+
+    assert set(shown) == set(RULES)
+    for name, (default, accepted, meaning) in shown.items():
+        assert default == f"`{StreamOptions.__dataclass_fields__[name].default!r}`"
+        assert accepted
+        assert meaning
+    assert set(rows_of(tables.connection_options())) == set(CONNECTION_RULES)
+    assert set(rows_of(tables.replaced_options())) == set(REPLACED)
+
+
+def test_every_key_of_the_broker_is_explained() -> None:
+    listed = set(re.findall(r"`(cs1:[^`]+)`|`:(p\d)`", (REFERENCE / "streams.md").read_text()))
+    keys = Keys()
+    shown = {name or f"cs1:{{QUEUE}}:{step}" for name, step in listed}
+
+    assert shown == {
+        *keys.of_queue("QUEUE"), keys.dead("QUEUE"), keys.fanout("EXCHANGE"), keys.bindings("EXCHANGE"),
+        keys.exchanges, keys.queues,
+    }  # fmt: skip
 
 
 def test_every_column_is_explained(tables: ModuleType) -> None:
