@@ -271,6 +271,12 @@ def valkey_server(servers: Servers) -> Any:
 
 
 @pytest.fixture
+def redis62_server(servers: Servers) -> Any:
+    """The oldest Redis that we promise, emptied; the same as redis_server."""
+    return _empty(_get(servers, "redis62"))
+
+
+@pytest.fixture
 def proxied() -> Iterator[Callable[[Database], Proxy]]:
     """proxied(database) -> a Proxy in front of its server; proxy.url leads through it."""
     with contextlib.ExitStack() as open_proxies:

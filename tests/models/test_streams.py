@@ -161,6 +161,8 @@ class Streams(RuleBasedStateMachine):
         """The server handed messages out, and the connection broke: the worker reads on under another name."""
         worker = self.workers[which]
         self.taken(worker, worker.fetch(room, recover=False), recover=False)
+        # Its thread would acknowledge and give back by itself, at any time.
+        worker.leases.end()
         worker.leases.left = True
         self.workers[which] = Worker(self.client)
         # It holds what it held, and reads no more.
@@ -271,10 +273,12 @@ class Streams(RuleBasedStateMachine):
         self.expired |= {number for number, owner in self.alive.items() if owner in names}
 
     def some_held(self, data: st.DataObject) -> tuple[Worker, list[str]]:
-        worker = data.draw(st.sampled_from(self.workers))
-        return worker, data.draw(st.lists(st.sampled_from(sorted(worker.holds)), unique=True, max_size=4)) if (
-            worker.holds
-        ) else []
+        """Messages that one of the workers believes to hold; none when nobody holds any."""
+        holders = [worker for worker in self.workers if worker.holds]
+        if not holders:
+            return self.workers[0], []
+        worker = data.draw(st.sampled_from(holders))
+        return worker, data.draw(st.lists(st.sampled_from(sorted(worker.holds)), unique=True, min_size=1, max_size=4))
 
     # ---- what holds at any time
 
@@ -324,6 +328,7 @@ class Streams(RuleBasedStateMachine):
             self.flushed(last)
         last.leases.end()
         assert self.alive == {}
+        self.every_message_is_where_it_should_be()
         assert not any(self.client.xlen(stream) for stream in KEYS.streams(QUEUE))
 
 

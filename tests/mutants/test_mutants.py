@@ -35,6 +35,9 @@ STATEMENTS = "claims/sql/statements.py"
 OWNED = 'return and_(self._is(Status.PROCESSING), token == bindparam("token", type_=token.type))'
 WINDOWS = "windows/sql/statements.py"
 WRITE_BACK, CLAIM, RECOVER = (f"conformance/test_{name}.py::" for name in ("write_back", "claim", "recover"))
+SETTLE, FETCH, RELEASE, BURY = (f"streams/scripts/{name}.lua" for name in ("settle", "fetch", "release", "bury"))
+SCRIPTS = "streams/test_scripts.py::"
+MODEL = "models/test_streams.py::test_a_queue_keeps_its_promises_in_any_order[redis_server]"
 
 MUTANTS = (
     Mutant(
@@ -294,6 +297,75 @@ MUTANTS = (
         'entry.last_run_at == _value("seen"), ours)',
         'entry.last_run_at == _value("seen"))',
         "windows/test_leases.py::test_an_entry_is_sent_by_the_holder_and_once",
+    ),
+    Mutant("leave settled messages in their stream", SETTLE, "  redis.pcall('XDEL'", "  tostring('XDEL'", MODEL),
+    Mutant("take over from live workers", FETCH, "pending[3] >= lease and", "", MODEL),
+    Mutant(
+        "take over what is its own",
+        FETCH,
+        "and pending[2] ~= me then",
+        "then",
+        SCRIPTS + "test_fetch_takes_over_what_was_not_renewed_and_nothing_of_its_own",
+    ),
+    Mutant("deliver once more than the limit", FETCH, "count >= limit", "count > limit", MODEL),
+    Mutant(
+        "write no dead letter",
+        FETCH,
+        "redis.pcall('XADD', dead_stream,",
+        "tostring(dead_stream,",
+        SCRIPTS + "test_a_message_of_the_limit_is_a_dead_letter_with_all_its_fields",
+    ),
+    Mutant("remove a due message", FETCH, "redis.pcall('XADD', KEYS[q * per", "tostring(KEYS[q * per", MODEL),
+    Mutant("move a due message and keep it", FETCH, "      redis.call('ZREM', due, tag)\n", "", MODEL),
+    Mutant(
+        "give back what another has",
+        RELEASE,
+        "id, id, 1, ARGV[2])",
+        "id, id, 1)",
+        SCRIPTS + "test_release_gives_back_what_is_still_ours_and_wakes_as_many_as_may_take_it",
+    ),
+    Mutant(
+        "count what was given back unstarted",
+        RELEASE,
+        "math.max(0, count - 1)",
+        "count",
+        SCRIPTS + "test_release_gives_back_what_is_still_ours_and_wakes_as_many_as_may_take_it",
+    ),
+    Mutant(
+        "bury what another has",
+        BURY,
+        "ARGV[3], 1, ARGV[2])",
+        "ARGV[3], 1)",
+        SCRIPTS + "test_bury_moves_what_is_ours_or_nothing",
+    ),
+    Mutant("leave a buried message", BURY, "redis.call('XDEL', KEYS[1], ARGV[3])\n", "", MODEL),
+    Mutant(
+        "take back by a late renewal",
+        "streams/scripts/renew.lua",
+        "last, count, me)",
+        "last, count)",
+        SCRIPTS + "test_renew_takes_nothing_back",
+    ),
+    Mutant(
+        "purge what workers hold",
+        "streams/scripts/purge.lua",
+        "facts['pending'] + 1, '@free')",
+        "facts['pending'] + 1)",
+        SCRIPTS + "test_purge_leaves_what_is_worked_on",
+    ),
+    Mutant(
+        "lose what a leaving consumer holds",
+        "streams/scripts/leave.lua",
+        "and #pending == 0 then",
+        "then",
+        SCRIPTS + "test_a_consumer_with_messages_is_not_removed",
+    ),
+    Mutant(
+        "forget acknowledgements",
+        "streams/lease.py",
+        "settle(self.client, self.options.group, batch.values())",
+        "pass",
+        MODEL,
     ),
 )
 

@@ -16,6 +16,8 @@ local queues = #KEYS / per
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local taken, dead, gone, next_due = {}, {}, {}, -1
+-- A read looks at so many hundreds of messages that were given back, for it must not take long.
+local PAGES_GIVEN_BACK = 10
 
 local function first_due(due)
   local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
@@ -79,6 +81,23 @@ local function claim(index, dead_stream, id, count)
   end
 end
 
+-- Show pending entries to `look` until it has seen enough, page by page: many that wait must not hide what is behind.
+local function each_pending(stream, pages, look, ...)
+  local first = '-'
+  for _ = 1, pages do
+    local page = redis.call('XPENDING', stream, group, first, '+', 100, ...)
+    for _, pending in ipairs(page) do
+      if not look(pending) then
+        return
+      end
+    end
+    if #page < 100 then
+      return
+    end
+    first = '(' .. page[100][1]
+  end
+end
+
 local function serve(index, dead_stream, share)
   local stream = KEYS[index]
   -- Most queues are empty most of the time, and an idle worker should not be heard.
@@ -86,28 +105,24 @@ local function serve(index, dead_stream, share)
     return
   end
   local floor = math.max(0, left - share)
-  for _, pending in ipairs(redis.call('XPENDING', stream, group, '-', '+', 100, '@free')) do
-    if left <= floor then
-      return
-    end
-    -- The first time at once, then after 1, 2, 4, ... seconds.
+  -- The first time at once, then after 1, 2, 4, ... seconds.
+  each_pending(stream, PAGES_GIVEN_BACK, function(pending)
     local wait = pending[4] > 1 and math.min(tonumber(ARGV[8]), 250 * 2 ^ math.min(pending[4], 20)) or 0
     if pending[3] >= wait then
       claim(index, dead_stream, pending[1], pending[4])
     elseif next_due < 0 or wait - pending[3] < next_due then
       next_due = wait - pending[3]
     end
-  end
+    return left > floor
+  end, '@free')
   if recover and left > floor then
-    for _, pending in ipairs(redis.call('XPENDING', stream, group, 'IDLE', lease, '-', '+', left - floor + 100)) do
-      if left <= floor then
-        return
-      end
-      -- Our own belong to a process that was frozen and is back: it still works on them, and its keeper renews them.
-      if pending[2] ~= '@free' and pending[2] ~= me then
+    -- Our own belong to a process that was frozen and is back: it still works on them, and its keeper renews them.
+    each_pending(stream, math.huge, function(pending)
+      if pending[3] >= lease and pending[2] ~= '@free' and pending[2] ~= me then
         claim(index, dead_stream, pending[1], pending[4])
       end
-    end
+      return left > floor
+    end)
   end
   if left > floor then
     local reply = redis.call('XREADGROUP', 'GROUP', group, me, 'COUNT', left - floor, 'STREAMS', stream, '>')

@@ -1,7 +1,7 @@
 -- Give messages back, in their old order, where they are still ours.
 -- KEYS: 1 wake stream, 2.. streams, one per message
 -- ARGV: 1 group, 2 consumer, 3 "1" to count this as a delivery (and back off), 4.. ids, one per key from KEYS[2]
--- Reply: how many were given back. A blocked reader is woken.
+-- Reply: how many were given back. As many blocked readers are woken, ten at most.
 local released = 0
 for i = 2, #KEYS do
   local id = ARGV[i + 2]
@@ -17,7 +17,8 @@ for i = 2, #KEYS do
     released = released + 1
   end
 end
-if released > 0 then
+-- One entry ends the waiting of one reader, and one alone may not have room for all.
+for _ = 1, math.min(released, 10) do
   redis.pcall('XADD', KEYS[1], 'MAXLEN', '~', '100', '*', 'why', 'released')
 end
 return released
