@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from celery import bootsteps
-from celery.signals import worker_shutting_down
+from celery.signals import task_received, worker_shutting_down
 from celery.worker import state as worker_state
 
 from celery_claim.bootsteps.check import EXIT_CONFIGURATION
@@ -58,6 +58,7 @@ class StreamsStep(bootsteps.StartStopStep):
         # Strong references, which Celery's signals do not keep.
         worker_shutting_down.connect(self._on_shutting_down, weak=False)
         message_dead.connect(self._on_message_dead, weak=False)
+        task_received.connect(_tell_the_task_its_eta, sender=parent, weak=False)
         if self._terminates:
             lease_lost.connect(self._on_lease_lost, weak=False)
 
@@ -78,6 +79,7 @@ class StreamsStep(bootsteps.StartStopStep):
     def shutdown(self, parent: Any) -> None:
         worker_shutting_down.disconnect(self._on_shutting_down)
         message_dead.disconnect(self._on_message_dead)
+        task_received.disconnect(_tell_the_task_its_eta, sender=self._consumer)
         lease_lost.disconnect(self._on_lease_lost)
         self._errands.finish(FINISH_SECONDS)
         self._epitaphs.finish(FINISH_SECONDS)
@@ -151,6 +153,16 @@ def _is_ours(app: Any) -> bool:
     """Whether the app consumes from our transport; any other is not even imported for the answer."""
     transport = app.connection_for_read().get_transport_cls()
     return bool(transport.__module__.startswith("celery_claim."))
+
+
+def _tell_the_task_its_eta(request: Any, **_: Any) -> None:
+    """Let a task that the broker held until it was due see its ETA (`self.request.eta`), without waiting once more.
+
+    The worker has read the ETA from the message already; what it reads now goes to the task alone.
+    """
+    eta = request.message.headers.get("x-eta")
+    if eta is not None:
+        request.request_dict["eta"] = eta
 
 
 def _terminates_lost(consumer: Any) -> bool:

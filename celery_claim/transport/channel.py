@@ -61,7 +61,7 @@ class Channel(virtual.Channel):
         """Publish now, or hand what publishes to a batch."""
         if batch is not None:
             kwargs["batch"] = batch
-        if not isinstance(message, dict):
+        if isinstance(message, str):
             # `celery amqp` publishes plain text.
             message = self.prepare_message(message)
         self._inplace_augment_message(message, exchange, routing_key)

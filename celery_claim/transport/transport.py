@@ -46,7 +46,7 @@ class Transport(virtual.Transport):
     recoverable_connection_errors = connection_errors
     recoverable_channel_errors = virtual.Transport.channel_errors
     implements = virtual.Transport.implements.extend(
-        asynchronous=True, exchange_type=frozenset({"direct", "topic", "fanout"})
+        asynchronous=True, batch_publish=True, exchange_type=frozenset({"direct", "topic", "fanout"})
     )
 
     def __init__(self, client: Any, **kwargs: Any) -> None:

@@ -235,3 +235,20 @@ def test_an_unknown_option_is_warned_of_with_a_hint(
     connect(leese_timeout=3).connect()
 
     assert "Did you mean 'lease_timeout'?" in caplog.text
+
+
+def test_a_batch_of_a_producer_goes_out_together_and_says_so(server: Any, connect: Connect) -> None:
+    connection = connect()
+    queue = Queue(QUEUE, routing_key=QUEUE)
+    with connection.channel() as channel:
+        producer = connection.Producer(channel)
+        if not hasattr(producer, "batch"):
+            pytest.skip("this kombu has no Producer.batch()")
+        assert producer.supports_batch_publish
+        with producer.batch():
+            for number in range(3):
+                producer.publish({"n": number}, routing_key=QUEUE, declare=[queue])
+            assert held(server) == (0, 0)
+
+    assert held(server) == (3, 0)
+    assert Worker(connection).read(until=3) == [0, 1, 2]

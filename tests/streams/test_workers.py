@@ -6,11 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
-from tests.processes import is_gone
+from tests.processes import is_gone, shifted_clock
 from tests.streams.stage import BLOCK, LEASE, POOLS, Stage
 
 TERMINATE = """
@@ -86,6 +87,25 @@ def test_a_server_killed_and_restarted_runs_nothing_twice(stage: Stage, eventual
 
     eventually(lambda: stage.noted("done") == [0, 1, 2, 3, 4, 5], timeout=40)
     assert stage.noted("started") == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.slow
+def test_a_task_that_the_broker_held_sees_its_eta_and_is_not_held_again(
+    make_stage: Callable[..., Stage], eventually: Callable[..., Any]
+) -> None:
+    stage = make_stage("""
+        @app.task(bind=True)
+        def tell(self):
+            notes.set("eta", self.request.eta or "")
+    """)
+    # A worker whose clock is an hour behind: it would wait for an hour if it looked at the ETA.
+    stage.started.worker(stage.module, *POOLS["solo"], "-n", "late@test", env=shifted_clock("-1h"))
+    eta = datetime.now(timezone.utc) + timedelta(seconds=1.5)
+
+    stage.app.send_task("streamproj.tell", eta=eta)
+
+    eventually(lambda: stage.notes.exists("eta"), timeout=10)
+    assert datetime.fromisoformat(stage.notes.get("eta").decode()) == eta
 
 
 @pytest.mark.slow
