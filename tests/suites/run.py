@@ -42,19 +42,23 @@ def files_of(suite: Suite, folder: Path, *, canvas: bool) -> list[str]:
 
 
 def run_file(
-    suite: Suite, folder: Path, file: str, *, scheme: str, port: int, log: Path, only: str | None = None
-) -> dict[str, Outcome]:
-    """Test -> outcome. A test that hangs ends its process, and the rest goes on in a new one."""
+    suite: Suite, folder: Path, file: str, *, scheme: str, port: int, log: Path, only: str | None = None,
+    opened_only: bool = False,
+) -> dict[str, Outcome]:  # fmt: skip
+    """Test -> outcome, of all or of those that opened a connection.
+
+    A test that hangs ends its process, and the rest goes on in a new one.
+    """
     events = log.with_suffix(".jsonl")
     environment = _environment(suite, f"{scheme}://127.0.0.1:{port}", port, folder, events)
     end = time.monotonic() + FILE_SECONDS * (2 if file == CANVAS else 1)
     known = -1
     while True:
         _pytest(suite, folder, only or file, environment, log, end - time.monotonic())
-        found = _outcomes(events, opened_only=suite.redirect)
+        found = _outcomes(events, opened_only=opened_only)
         reported = sum(outcome.outcome != "not run" for outcome in found.values())
         if reported == len(found) or reported == known or time.monotonic() >= end:
-            return found or ({} if suite.redirect else {file: Outcome("error", f"no test ran, see {log}")})
+            return found or ({} if opened_only else {file: Outcome("error", f"no test ran, see {log}")})
         known = reported
 
 
