@@ -11,10 +11,12 @@ from pathlib import Path
 
 import click
 
+from . import broker
 from . import report as reports
 from .measurement import read
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "benchmarks.md"
+BROKER_PAGE = PAGE.with_name("benchmarks-broker.md")
 PARTS = ("loop", "peers", "depth")
 DATABASES = ("mariadb", "postgresql")
 PEERS = ("procrastinate", "pgqueuer", "django-tasks-db", "django-q2")
@@ -65,6 +67,32 @@ def rows(
 
 
 @bench.command()
+@click.option("--quick", is_flag=True, help="Few tasks, one round: does it run?")
+@click.option(
+    "--part", "parts", multiple=True, type=click.Choice(broker.PARTS), help="Only this part; may be repeated."
+)
+@click.option("--rounds", type=click.IntRange(1), help="How often every case is measured.  [default: 3; quick: 1]")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Where the figures go, one JSON line each.")
+@click.option(
+    "--page", type=click.Path(path_type=Path), help=f"Write this page.  [default: {BROKER_PAGE.name}, if all is run]"
+)
+def streams(quick: bool, parts: tuple[str, ...], rounds: int | None, path: Path | None, page: Path | None) -> None:
+    """The broker redis-streams:// beside redis://: about ten minutes."""
+    path = path or Path(tempfile.gettempdir()) / f"celery_claim-bench-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+    chosen = list(parts or broker.PARTS)
+    broker.run(parts=chosen, quick=quick, rounds=rounds or (1 if quick else 3), path=path, tell=click.echo)
+    conditions, measurements = read(path)
+    figures = reports.Figures.of(measurements)
+    click.echo(f"figures: {path}")
+    if page or not (quick or parts):
+        (page or BROKER_PAGE).write_text(broker.page(conditions, figures))
+        click.echo(f"page: {page or BROKER_PAGE}")
+    for promise, value, limit in broker.limits(figures):
+        click.echo(f"{'met    ' if value <= limit else 'NOT MET'}  <= {limit:<5g} {value:<22.3g}  {promise}")
+    _show_bars(broker.bars(figures))
+
+
+@bench.command()
 @click.option("--rounds", type=click.IntRange(1), default=50, show_default=True, help="How many faults.")
 @click.option(
     "--tasks", type=click.IntRange(1), default=5000, show_default=True, help="How many tasks are sent meanwhile."
@@ -103,7 +131,10 @@ def _write_page(paths: Sequence[Path], page: Path) -> None:
 
 
 def _show(paths: Sequence[Path]) -> None:
-    found = reports.bars(reports.Figures.of(read(*paths)[1]))
+    _show_bars(reports.bars(reports.Figures.of(read(*paths)[1])))
+
+
+def _show_bars(found: Sequence[reports.Bar]) -> None:
     for bar in found:
         sign = ">=" if bar.at_least else "<="
         click.echo(f"{'met    ' if bar.met else 'NOT MET'}  {sign} {bar.limit:<5g} {bar.ratio!s:<22}  {bar.promise}")

@@ -31,6 +31,8 @@ POOLS = (("-P", "prefork", "-c", "3"), ("-P", "threads", "-c", "4"), ("-P", "pre
 FAULTS = {"kill a worker": 4, "cut all connections": 4, "kill the server": 2}
 #: Between an end and its acknowledgement, and between a fault and its time in our notes.
 SLACK = 0.25
+#: Longest time until a worker has its connection back, and has gone through what ended meanwhile.
+RECONNECT = 8.0
 
 PROGRAM = """
 import json
@@ -236,8 +238,7 @@ class Storm:
                 return "it ran when its worker was killed"
             if run.end >= killed - SLACK:
                 return "it had ended when its worker was killed, its acknowledgement was not sent yet"
-            # Until the worker has its connection back, which takes it up to some seconds.
-            if any(cut - SLACK <= run.end + LONGEST_TASK and cut <= killed for cut in self.cuts):
+            if any(cut - SLACK <= run.end <= cut + RECONNECT for cut in self.cuts if cut <= killed):
                 return "it had ended while its worker reconnected, which was killed before it could acknowledge"
         if lease_lost:
             return "its worker did not renew the lease in time"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.bench.chaos import Report, Run, Storm
 from tests.bench.measurement import CORE, RAW, RAW_OFFSETS, Case, Ledger, Measurement, read
 from tests.bench.report import Figures, bars, page
 
@@ -99,3 +101,40 @@ def test_a_peer_in_an_environment_of_its_own_drains_what_it_was_given(tmp_path: 
     _, found = read(tmp_path / "figures.jsonl")
     handled = {one.case.consumers: one.facts["handled"] for one in found if one.case.what == "procrastinate"}
     assert handled == {1: 400, 2: 400}
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.servers
+def test_the_quick_run_of_the_broker_compares_it_with_redis_and_writes_the_page(tmp_path: Path) -> None:
+    said = bench(
+        "streams", "--quick", "--part", "drain", "--part", "publish", "--json", f"{tmp_path}/figures",
+        "--page", f"{tmp_path}/page.md",
+    )  # fmt: skip
+
+    assert "drain, solo" in said
+    assert "| publish, bulk | " in (tmp_path / "page.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.servers
+def test_chaos_loses_nothing_and_explains_what_it_repeats(tmp_path: Path) -> None:
+    said = bench("chaos", "--rounds", "5", "--tasks", "300", "--json", f"{tmp_path}/report")
+
+    assert "lost: 0" in said
+    assert json.loads((tmp_path / "report").read_text())["passed"]
+
+
+def test_a_repetition_without_a_cause_fails_the_report(tmp_path: Path) -> None:
+    storm = Storm(tmp_path, Report(tasks=1, rounds=1, seed=1), print)
+    storm.killed = {"killed": 10.0}
+    storm.cuts = [5.0]
+    again = Run("other", 12.0, 12.1)
+
+    assert storm._cause(1, Run("killed", 9.0, None), again, False) == "it ran when its worker was killed"
+    assert "acknowledgement was not sent yet" in str(storm._cause(1, Run("killed", 9.0, 9.9), again, False))
+    assert "while its worker reconnected" in str(storm._cause(1, Run("killed", 5.1, 5.2), again, False))
+    assert storm._cause(1, Run("killed", 1.0, 1.1), again, False) is None
+    assert storm._cause(1, Run("alive", 9.0, 9.1), again, False) is None
+    assert storm._cause(1, Run("killed", 11.0, 11.1), again, False) is None
