@@ -39,6 +39,7 @@ from celery import Celery
 app = Celery("bench", broker={broker!r})
 app.conf.task_acks_late = True
 app.conf.task_ignore_result = True
+app.conf.worker_prefetch_multiplier = {prefetch}
 notes = redis.Redis.from_url({notes!r})
 
 
@@ -51,6 +52,10 @@ def nothing():
 def travelled(sent):
     notes.rpush("seconds", time.time() - sent)
 """
+#: Messages that a worker may hold for each of its slots: enough that the broker is what limits it.
+PREFETCH = 100
+#: What would have it do something else meanwhile.
+QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 #: A figure counts from here on, as a share of the tasks: what comes before is the worker's start.
 WARM = 0.1
 
@@ -88,7 +93,7 @@ class Bench:
             for server in (self.server, self.witness):
                 server.start()
             broker = self.server.url.replace("redis://", f"{self.scheme}://", 1)
-            self.program = PROGRAM.format(broker=broker, notes=self.witness.url)
+            self.program = PROGRAM.format(broker=broker, notes=self.witness.url, prefetch=PREFETCH)
             self.client = self.server.client()
             self.app = Celery("bench", broker=broker, set_as_current=False)
             self.nothing = self.app.task(name="bench.nothing")(_nothing)
@@ -140,7 +145,7 @@ class Bench:
         self.client.flushdb()
         self.fill(count)
         begin = count - max(1, int((count - until) * WARM))
-        with self.worker(*POOLS[pool]) as worker:
+        with self.worker(*POOLS[pool], *QUIET) as worker:
             eventually(lambda: self.waiting() <= begin, timeout=120)
             first, began = self.waiting(), time.monotonic()
             cpu, server = self.worker_cpu(worker), self.server_cpu()
@@ -339,7 +344,8 @@ def page(conditions: dict[str, Any], figures: Figures) -> str:
         "",
         "`redis-streams://` beside kombu's `redis://`: the same app, the same worker with `task_acks_late`, tasks that",
         "do nothing, servers of the same kind, in turns. A ratio is that of one round; shown is the median round, and",
-        "the least and the most. Publishing is compared with one by one on `redis://`.",
+        "the least and the most. Publishing is compared with one by one on `redis://`. A worker that is drained may",
+        f"hold {PREFETCH} messages for each slot (`worker_prefetch_multiplier`), and redis-py parses without hiredis.",
         "",
         f"Measured on {conditions['date']}: Python {conditions['python']}, {conditions['system']}, {packages}; load at",
         f"the start {conditions['load']}. Repeat it with `./dev bench streams`.",
