@@ -298,6 +298,21 @@ MUTANTS = (
         'entry.last_run_at == _value("seen"))',
         "windows/test_leases.py::test_an_entry_is_sent_by_the_holder_and_once",
     ),
+    Mutant(
+        "take back another beat's sending of the same time",
+        "windows/sql/entries.py",
+        '                entry.total_run_count == _value("counted"),\n',
+        "",
+        "windows/test_entries.py::test_only_the_very_sending_is_taken_back",
+    ),
+    Mutant(
+        "get the lease back without taking back what was not sent",
+        "beat/entries.py",
+        "            self._take_back(link)\n            self._unsent.clear()\n",
+        "            self._unsent.clear()\n",
+        "windows/test_entries.py::test_a_sending_that_the_broker_refused_while_the_database_was_away_is_made_up_for",
+        "mariadb",
+    ),
     Mutant("leave settled messages in their stream", SETTLE, "  redis.pcall('XDEL'", "  tostring('XDEL'", MODEL),
     Mutant("take over from live workers", FETCH, "pending[3] >= lease and", "", MODEL),
     Mutant(
