@@ -82,8 +82,8 @@ DIFFERENCES: dict[str, str] = {
         "`celery claim delayed` lists it"
     ),
     "t/integration/test_connection_recovery.py::*": (
-        "skipped: they run for the scheme redis:// alone. tests/streams/test_failover.py lets a network fall silent under "
-        "our workers"
+        "skipped: they run for the scheme redis:// alone. tests/streams/test_failover.py lets a network fall silent "
+        "under our workers"
     ),
     "*test_worker.py::test_Consumer::*": (
         "these tests must end with the threads that they began with. A channel that consumes has a thread that reads, "
