@@ -167,6 +167,29 @@ def test_a_network_that_falls_silent_is_noticed_in_time_and_outlived(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pool", ["threads", "prefork", "solo"])
+def test_a_worker_stops_in_time_while_the_network_is_silent(
+    stage: Stage, broker_server: Any, pool: str, eventually: Callable[..., Any]
+) -> None:
+    with Proxy("127.0.0.1", broker_server.port) as proxy:
+        stage.use(ours(broker_server, proxy.port), **IMPATIENT)
+        worker = stage.worker("silent", "-P", pool, "-c", "2")
+        stage.send((1, 0.0), broker=ours(broker_server))
+        eventually(lambda: stage.noted("done")[1] == 1)
+
+        proxy.pause()
+        began = time.monotonic()
+        worker.terminate(timeout=60)
+
+    # The commands of the way out, each of which is given up after socket_timeout.
+    assert time.monotonic() - began < 8 * IMPATIENT["socket_timeout"]
+    stage.use(ours(broker_server))
+    stage.worker("heir")
+    stage.send((2, 0.0))
+    eventually(lambda: stage.noted("done")[2] == 1, timeout=20)
+
+
+@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("fault", ["idle connections are closed", "all connections are cut"])
 def test_a_connection_that_dies_while_the_prefetch_is_full_costs_nothing(
