@@ -27,6 +27,8 @@ logger = logging.getLogger("celery_claim.streams")
 LOOK_AGAIN_SECONDS = 0.05
 #: Seconds between two tries to end a read that is about to wait but has not reached the server yet.
 UNBLOCK_AGAIN_SECONDS = 0.002
+#: Longest time until abandoned messages are looked at again that must wait for each other.
+LATER_SECONDS = 1.0
 #: And how many: on a connection that is dead without knowing it, no try will help.
 UNBLOCK_TRIES = 50
 
@@ -230,7 +232,7 @@ class Reader(threading.Thread):
         now = time.monotonic()
         recover = now >= self._recover_at
         options = self.options
-        next_due, taken, dead, gone = scripts.run(
+        next_due, taken, dead, gone, left_for_later = scripts.run(
             self.client, "fetch", names,
             [
                 options.group, self.leases.consumer, room, int(options.lease_timeout * 1000), int(recover),
@@ -240,7 +242,8 @@ class Reader(threading.Thread):
         )  # fmt: skip
         if recover:
             # Jitter only shortens: the promise is an upper bound.
-            self._recover_at = now + options.recovery_interval * random.uniform(0.8, 1)
+            interval = min(options.recovery_interval, LATER_SECONDS) if left_for_later else options.recovery_interval
+            self._recover_at = now + interval * random.uniform(0.8, 1)
 
         def read(index: int, id_: bytes, deliveries: int, words: list[bytes]) -> Read:
             fields = dict(zip(words[::2], words[1::2], strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -62,6 +63,13 @@ def make_stage(
     yield make
     for stage in made:
         stage.close()
+
+
+@pytest.fixture
+def stage_anywhere(server: Any, tmp_path: Path, celery_processes: processes.CeleryProcesses) -> Iterator[Stage]:
+    """The same on every server under test."""
+    with contextlib.closing(Stage(server, tmp_path, celery_processes)) as stage:
+        yield stage
 
 
 @pytest.fixture

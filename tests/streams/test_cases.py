@@ -310,6 +310,44 @@ def test_c48_delayed_tasks_cost_workers_nothing_and_hold_nobody_up(stage: Stage,
         assert client.zcard("cs1:{celery}:eta") == 20_000
 
 
+# ---- C51: a task that kills its worker --------------------------------------------------------------------------
+
+DEADLY = """
+import signal
+
+app.conf.broker_transport_options["delivery_limit"] = 3
+
+@app.task
+def kills_everything():
+    notes.rpush("killed", 1)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_c51_a_task_that_kills_whole_workers_is_given_up_and_its_count_survives_the_server(
+    make_stage: MakeStage, eventually: Eventually
+) -> None:
+    stage = make_stage(DEADLY)
+    poison = stage.app.send_task("streamproj.kills_everything")
+    stage.send(*((number, 0.0) for number in range(20)))
+    for life in range(3):
+        worker = stage.started.start(
+            "worker", stage.module, *POOLS["prefork"], "-n", f"life{life}@test", ready=False
+        )  # fmt: skip
+        eventually(lambda worker=worker: not worker.running, timeout=40)
+        if life == 1:
+            stage.server.kill9()
+            stage.server.restart()
+    stage.worker("survivor", *POOLS["prefork"])
+
+    eventually(lambda: poison.state == "FAILURE", timeout=30)
+
+    assert stage.notes.llen("killed") == 3
+    eventually(lambda: set(stage.noted("done")) == set(range(20)), timeout=20)
+    eventually(lambda: entries(stage.server) == (0, 0))
+
+
 # ---- C52: hard time limits ---------------------------------------------------------------------------------------
 
 LIMITED = """
@@ -379,6 +417,27 @@ def test_c53_a_priority_out_of_range_goes_to_its_own_end(server: Any, connect: C
 
     with server.client() as client:
         assert client.xlen(f"cs1:{{work}}:p{step}") == 1
+
+
+# ---- C55: revokes are forgotten ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_c55_a_revoked_task_with_an_eta_does_not_run_after_the_worker_that_knew_of_it_was_killed(
+    stage: Stage, eventually: Eventually
+) -> None:
+    first = stage.worker("first", *POOLS["threads"])
+    second = stage.worker("second", *POOLS["threads"])
+    task = stage.app.send_task("streamproj.work", (7, 0), countdown=4)
+    stage.app.control.revoke(task.id)
+    for worker in (first, second):
+        worker.wait_for_log(f"Tasks flagged as revoked: {task.id}")
+
+    first.kill9()
+
+    second.wait_for_log(f"Discarding revoked task: streamproj.work[{task.id}]", timeout=20)
+    assert stage.noted("started") == []
+    eventually(lambda: entries(stage.server) == (0, 0))
 
 
 # ---- C56: canvas over a killed worker ---------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def test_fetch_takes_urgent_ones_first_and_never_more_than_asked(client: Any, fe
 
     assert bodies(fetch("a", 3)[1]) == [1, 2, 3]
     assert bodies(fetch("b", 3)[1]) == [4]
-    assert fetch("b", 3) == [-1, [], [], []]
+    assert fetch("b", 3) == [-1, [], [], [], 0]
 
 
 def test_fetch_takes_given_back_ones_first_however_many_wait(
@@ -160,7 +160,7 @@ def test_a_message_of_the_limit_is_a_dead_letter_with_all_its_fields(client: Any
     for consumer in ("a", "b"):
         assert bodies(fetch(consumer, lease=AT_ONCE, limit=2)[1]) == [7]
 
-    _, taken, dead, _ = fetch("c", lease=AT_ONCE, limit=2)
+    _, taken, dead, *_ = fetch("c", lease=AT_ONCE, limit=2)
 
     assert (taken, ids(dead)) == ([], [id_])
     ((_, letter),) = client.xrange(KEYS.dead(QUEUE))
@@ -168,6 +168,24 @@ def test_a_message_of_the_limit_is_a_dead_letter_with_all_its_fields(client: Any
         b"reason": b"delivery limit", b"n": b"2", b"id": id_, b"body": b"7",
     }  # fmt: skip
     assert (client.xlen(URGENT), pending(client)) == (0, {})
+
+
+def test_what_died_with_others_is_delivered_for_the_last_time_without_them(
+    client: Any, run: Callable[..., Any], fetch: Callable[..., Any]
+) -> None:
+    first, second, third = add(client, 1, 2, 3)
+    for consumer in ("a", "b"):
+        fetch(consumer, lease=AT_ONCE, limit=3)
+
+    _, taken, dead, _, later = fetch("c", lease=AT_ONCE, limit=3)
+    assert (bodies(taken), dead, later) == ([1], [], 1)
+    assert bodies(fetch("c", lease=AT_ONCE, limit=3)[1]) == []
+    assert bodies(fetch("d", lease=AT_ONCE, limit=3)[1]) == [2]
+    run("settle", [URGENT], GROUP, 1, first)
+    _, taken, dead, _, later = fetch("c", lease=AT_ONCE, limit=3)
+    # What "d" had is over the limit, and died alone.
+    assert (bodies(taken), ids(dead), later) == ([3], [second], 0)
+    assert pending(client) == {third: ("c", 3)}
 
 
 def test_a_dead_letter_that_cannot_be_written_stays_a_message(client: Any, fetch: Callable[..., Any]) -> None:
@@ -184,7 +202,7 @@ def test_a_pending_entry_without_its_message_is_told_of_and_forgotten(client: An
     fetch("a", 1)
     client.xdel(URGENT, id_)
 
-    _, taken, _, gone = fetch("b", lease=AT_ONCE)
+    _, taken, _, gone, _ = fetch("b", lease=AT_ONCE)
 
     assert (bodies(taken), gone) == ([8], [[1, id_]])
     assert pending(client) == {other: ("b", 1)}

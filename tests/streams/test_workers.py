@@ -63,8 +63,9 @@ def test_a_killed_workers_messages_are_taken_over_in_time(
 
 @pytest.mark.slow
 def test_a_warm_shutdown_hands_unstarted_messages_to_the_next_worker(
-    stage: Stage, eventually: Callable[..., Any]
+    stage_anywhere: Stage, eventually: Callable[..., Any]
 ) -> None:
+    stage = stage_anywhere
     first = stage.worker("first", *POOLS["threads"])
     stage.send(*((number, 1.5) for number in range(4)))
     eventually(lambda: len(stage.noted("started")) == 2, timeout=20)
@@ -77,7 +78,10 @@ def test_a_warm_shutdown_hands_unstarted_messages_to_the_next_worker(
 
 
 @pytest.mark.slow
-def test_a_server_killed_and_restarted_runs_nothing_twice(stage: Stage, eventually: Callable[..., Any]) -> None:
+def test_a_server_killed_and_restarted_runs_nothing_twice(
+    stage_anywhere: Stage, eventually: Callable[..., Any]
+) -> None:
+    stage = stage_anywhere
     stage.worker("a", *POOLS["threads"])
     stage.send(*((number, 3.0) for number in range(6)))
     eventually(lambda: len(stage.noted("started")) == 2, timeout=20)

@@ -6,7 +6,8 @@
 -- Reply: { ms until the next delayed message is due or -1,
 --          { {index in KEYS, id, deliveries, {field, value, ...}}, ... },
 --          { {index in KEYS, id, deliveries, {field, value, ...}}, ... } dead letters made just now,
---          { {index in KEYS, id}, ... } pending entries without a message, which somebody deleted: forgotten }
+--          { {index in KEYS, id}, ... } pending entries without a message, which somebody deleted: forgotten,
+--          1 when abandoned messages were left for later because a last delivery is made alone, else 0 }
 -- Never more than `budget`; a message is delivered to one consumer; no entry is dropped without a dead letter.
 local group, me = ARGV[1], ARGV[2]
 local left, lease = tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -81,6 +82,34 @@ local function claim(index, dead_stream, id, count)
   end
 end
 
+-- Of the messages that a dead worker had, one may be what killed it. Before they all reach the limit together, each is
+-- delivered for the last time without the others: this consumer holds one of them at a time.
+local left_for_later, holds_suspect = 0, nil
+local function has_suspect()
+  if holds_suspect == nil then
+    holds_suspect = false
+    for q = 0, queues - 1 do
+      for step = 1, steps do
+        for _, pending in ipairs(redis.call('XPENDING', KEYS[q * per + step], group, '-', '+', 1000, me)) do
+          holds_suspect = holds_suspect or pending[4] >= limit
+        end
+      end
+    end
+  end
+  return holds_suspect
+end
+
+local function take_over(index, dead_stream, id, count)
+  if limit > 1 and count == limit - 1 then
+    if has_suspect() then
+      left_for_later = 1
+      return
+    end
+    holds_suspect = true
+  end
+  claim(index, dead_stream, id, count)
+end
+
 -- Show pending entries to `look` until it has seen enough, page by page: many that wait must not hide what is behind.
 local function each_pending(stream, pages, look, ...)
   local first = '-'
@@ -119,7 +148,7 @@ local function serve(index, dead_stream, share)
     -- Our own belong to a process that was frozen and is back: it still works on them, and its keeper renews them.
     each_pending(stream, math.huge, function(pending)
       if pending[3] >= lease and pending[2] ~= '@free' and pending[2] ~= me then
-        claim(index, dead_stream, pending[1], pending[4])
+        take_over(index, dead_stream, pending[1], pending[4])
       end
       return left > floor
     end)
@@ -146,4 +175,4 @@ for step = 1, steps do
     end
   end
 end
-return { next_due, taken, dead, gone }
+return { next_due, taken, dead, gone, left_for_later }
