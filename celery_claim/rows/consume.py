@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from celery_claim.backoff import full_jitter
 from celery_claim.claims.claim import Claim, claim
 from celery_claim.claims.recover import blame, promote
 from celery_claim.claims.renew import Held, renewer_of
-from celery_claim.claims.sql.load import names_of_values, retries_getter
+from celery_claim.claims.sql.load import Unreadable, count_getter, names_of_values
 from celery_claim.claims.sql.statements import Statements
 from celery_claim.claims.write_back import WriteBack, release
 from celery_claim.database import Database, persistently
@@ -142,7 +142,10 @@ class Consumer:
         self._limit = math.inf if limit is None else limit
         self._should_stop = should_stop
         self._report = Report(observer)
-        self._judge = Judge(options.retry, retries_getter(statements.of), partial(names_of_values, statements))
+        self._judge = Judge(
+            options.retry, count_getter(statements.of, "retry_count"), partial(names_of_values, statements)
+        )
+        self._lost_owners = count_getter(statements.of, "reclaim_count")
         self._renewer = renewer_of(database)
         self._link = database.link()
         self._kept: list[tuple[Held, list[Any], bool]] = []
@@ -260,7 +263,7 @@ class Consumer:
         started_at = time.monotonic()
         try:
             self._report.claimed(claimed.rows)
-            processed = self._process(held, claimed)
+            processed = self._process(held, self._with_one_suspect(held, claimed))
             if processed:
                 self._flush(held)
                 self._pace.saw(processed, time.monotonic() - started_at)
@@ -270,6 +273,26 @@ class Consumer:
             raise
         finally:
             self._hand_back(held)
+
+    def _with_one_suspect(self, held: Held, claimed: Claim) -> Claim:
+        """The claim without all but one of the rows that have one try left.
+
+        Of the rows that a dead owner had, one may be what killed it, and each is counted. Were they tried together for
+        the last time, one poisonous row would take the others with it.
+        """
+        if not self._options.max_reclaims:
+            return claimed
+        suspects = [key for key, row in claimed.rows.items() if self._may_kill(row)]
+        others = set(suspects[1:])
+        if not others:
+            return claimed
+        # At once: a crash of the one that stays would count against them too.
+        self._release(held, suspects[1:], counted=False)
+        return replace(claimed, rows={key: row for key, row in claimed.rows.items() if key not in others})
+
+    def _may_kill(self, row: Any) -> bool:
+        """Whether a row has one try left; one that cannot be decoded fails before any code of its task."""
+        return not isinstance(row, Unreadable) and self._lost_owners(row) >= (self._options.max_reclaims or 1)
 
     def _process(self, held: Held, claimed: Claim) -> int:
         """Process the rows of a claim until something ends the run; returns how many were started."""

@@ -19,6 +19,34 @@ RETRY = Outcome(Status.RETRYING, "later", delay=10)
 # ---- recover
 
 
+def test_rows_with_one_try_left_are_tried_one_at_a_time(queue):
+    """One of them may kill its owner, and the others would be counted with it."""
+    seen = {}
+
+    def handle(row):
+        seen[row.id] = [(mail.row(key).status, mail.row(key).reclaim_count) for key in (1, 2, 3, 4)]
+
+    mail = queue(handle, rows=4, max_reclaims=2, batch_size=4, write_back="row")
+    mail.change([1, 2, 4], reclaim_count=2)
+
+    counts = mail.task.drain()
+
+    pending, working, done = int(Status.PENDING), int(Status.PROCESSING), int(Status.SUCCEEDED)
+    assert seen == {
+        1: [(working, 2), (pending, 2), (working, 0), (pending, 2)],
+        3: [(done, 2), (pending, 2), (working, 0), (pending, 2)],
+        2: [(done, 2), (working, 2), (done, 0), (pending, 2)],
+        4: [(done, 2), (done, 2), (done, 0), (working, 2)],
+    }
+    assert (counts.succeeded, counts.released) == (4, 3)
+
+
+def test_with_no_second_try_at_all_rows_are_tried_together(queue):
+    mail = queue(rows=3, max_reclaims=0)
+
+    assert mail.task.drain().released == 0
+
+
 def test_rows_of_a_silent_owner_come_back_when_their_lease_is_over(queue):
     mail = queue(rows=3)
     mail.claim(lease_seconds=60)

@@ -67,9 +67,9 @@ def key_getter(entity: type, column: Any) -> Callable[[Any], Any]:
     return attrgetter(mapper.get_property_by_column(column).key)
 
 
-def retries_getter(table: ClaimTable) -> Callable[[Any], int]:
-    """How to read off a loaded row how often it was retried before."""
-    column = table.column("retry_count")
+def count_getter(table: ClaimTable, role: str) -> Callable[[Any], int]:
+    """How to read a counter off a loaded row: ``retry_count`` or ``reclaim_count``; 0 where the table has none."""
+    column = table.column(role)
     if column is None:
         return lambda row: 0
     if table.entity is None:
