@@ -20,6 +20,7 @@ from celery_claim import bulk
 from tests.processes import CeleryProcess, CeleryProcesses, eventually
 from tests.servers import Redis
 
+from . import peers
 from .measurement import Case, Ledger, Measurement
 from .report import Bar, Figures
 
@@ -29,7 +30,7 @@ POOLS = {
     "threads": ("-P", "threads", "-c", "8"),
     "prefork": ("-P", "prefork", "-c", "2"),
 }
-PARTS = ("drain", "publish", "latency", "idle", "depth", "memory")
+PARTS = ("drain", "publish", "latency", "idle", "depth", "memory", "peers")
 PROGRAM = """
 import time
 
@@ -238,6 +239,10 @@ def _nothing() -> None:
     """Stands for the task of the worker's module."""
 
 
+#: About how long each of them drains.
+PEER_SECONDS = 4
+
+
 def run(*, parts: list[str], quick: bool, rounds: int, path: Path, tell: Callable[[str], object]) -> None:
     """Measure; the brokers take turns within each round, and the figures go to `path` as they come."""
     size = SIZES["quick" if quick else "full"]
@@ -255,6 +260,21 @@ def run(*, parts: list[str], quick: bool, rounds: int, path: Path, tell: Callabl
                 ledger.add(Measurement(Case(case.part, scheme, case.what, table=case.table), round_, facts))
                 shown = ", ".join(f"{name} {value:,.4g}" for name, value in facts.items())
                 tell(f"round {round_ + 1}: {case.part} {case.what or case.table} on {scheme}://: {shown}")
+    if "peers" in parts:
+        run_peers(quick=quick, rounds=rounds, ledger=ledger, tell=tell)
+
+
+def run_peers(*, quick: bool, rounds: int, ledger: Ledger, tell: Callable[[str], object]) -> None:
+    """Jobs that do nothing, eight at a time, drained by Celery on both brokers and by other task queues on Redis."""
+    with contextlib.ExitStack() as stack:
+        server = Redis(appendonly="no")
+        server.start()
+        stack.callback(server.stop)
+        for round_ in range(rounds):
+            for peer in peers.BROKER_PEERS[:: 1 if round_ % 2 == 0 else -1]:
+                facts = peers.measure(peer, server.url, peer.pace if quick else peer.pace * PEER_SECONDS, 8)
+                ledger.add(Measurement(Case("peers", peer.database, peer.name), round_, facts))
+                tell(f"round {round_ + 1}: {peer.name}: {facts['rows_per_second']:,.0f} a second")
 
 
 def _cases(parts: list[str], size: Size) -> Iterator[tuple[Case, Callable[[Bench], dict[str, float]]]]:
@@ -272,7 +292,7 @@ def _cases(parts: list[str], size: Size) -> Iterator[tuple[Case, Callable[[Bench
                     Case(part, "", "solo", table=table),
                     lambda bench, count=count, until=until: bench.drain("solo", count, until),
                 )
-        else:
+        elif part != "peers":
             yield Case(part, "", ""), lambda bench, part=part: getattr(bench, part)()
 
 
@@ -359,9 +379,34 @@ def page(conditions: dict[str, Any], figures: Figures) -> str:
     lines += ["", "| of redis-streams:// | measured | promised | |", "| --- | --- | --- | --- |"]
     for promise, value, limit in limits(figures):
         lines.append(f"| {promise} | {value:.3g} | <= {limit:g} | {'met' if value <= limit else 'not met'} |")
-    lines += ["", "## Figures", "", "| | broker | medians |", "| --- | --- | --- |"]
+    lines += [*_peer_table(figures), "", "## Figures", "", "| | broker | medians |", "| --- | --- | --- |"]
     for case, by_round in figures.by_case.items():
+        if case.part == "peers":
+            continue
         names = next(iter(by_round.values()))
         medians = ", ".join(f"{name} {figures.median(case, name):,.3g}" for name in names)
         lines.append(f"| {case.part} {case.what} {case.table} | `{case.database}://` | {medians} |")
     return "\n".join(lines) + "\n"
+
+
+def _peer_table(figures: Figures) -> list[str]:
+    cases = figures.cases("peers")
+    if not cases:
+        return []
+    stock = next(case for case in cases if case.database == STOCK)
+    versions = {peer.name: peer.requirements[0].partition("==")[2] for peer in peers.BROKER_PEERS if peer.requirements}
+    lines = [
+        "",
+        "## Beside other task queues on Redis",
+        "",
+        "One process, eight jobs at a time (threads, or coroutines where a queue has only those); each job appends a",
+        "line to a file.",
+        "",
+        "| | to Celery on redis:// | CPU per job, µs |",
+        "| --- | --- | --- |",
+    ]
+    for case in cases:
+        ratio = figures.ratio(case, stock)
+        named = f"{case.what} {versions.get(case.what, '')}".strip()
+        lines.append(f"| {named} | {ratio} | {figures.median(case, 'cpu_us'):,.0f} |")
+    return lines

@@ -83,11 +83,23 @@ PEERS = (
 )
 
 
+#: What is compared with the broker; the first two are Celery itself, in this environment.
+BROKER_PEERS = (
+    Peer("celery, redis://", "redis", (), "celery_adapter.py", pace=900),
+    Peer("celery, redis-streams://", "redis-streams", (), "celery_adapter.py", pace=3000),
+    Peer("dramatiq", "redis", ("dramatiq[redis]==2.2.1",), "dramatiq_adapter.py", pace=2500),
+    Peer("taskiq-redis, streams", "redis", ("taskiq==0.13.0", "taskiq-redis==1.2.4"), "taskiq_adapter.py", pace=1500),
+    Peer("streaq", "redis", ("streaq==7.2.0", "redis==8.1.0"), "streaq_adapter.py", pace=2000),
+)
+
+
 def python(peer: Peer) -> str:
     """The interpreter of the peer's environment, which is made when it is first asked for (about ten seconds)."""
+    if not peer.requirements:
+        return sys.executable
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "celery_claim" / "peers"
     digest = hashlib.sha256("\n".join((sys.version, *peer.requirements)).encode()).hexdigest()[:8]
-    home = cache / f"{peer.name}-{digest}"
+    home = cache / f"{peer.name.replace(' ', '')}-{digest}"
     interpreter = str(home / "bin" / "python")
     stamp = home / "complete"
     if not stamp.exists():  # an install that was interrupted is done again
@@ -132,7 +144,7 @@ def measure(peer: Peer, url: str, jobs: int, concurrency: int) -> dict[str, Any]
 
 def _environment(peer: Peer, url: str, concurrency: int, path: Path) -> dict[str, str]:
     plain = make_url(url)
-    scheme = "postgresql" if peer.database == "postgresql" else "mysql"
+    scheme = {"postgresql": "postgresql", "mariadb": "mysql"}.get(peer.database, peer.database)
     own = {key: value for key, value in os.environ.items() if not key.startswith(("VIRTUAL_ENV", "PYTHON", "DJANGO"))}
     return own | {
         "PYTHONPATH": str(HERE / "peer"),
