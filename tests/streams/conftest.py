@@ -49,30 +49,36 @@ def connect(broker_url: str) -> Iterator[Callable[..., Connection]]:
         connection.release()
 
 
+MakeStage = Callable[..., Stage]
+
+
 @pytest.fixture
-def make_stage(
-    redis_server: Any, tmp_path: Path, celery_processes: processes.CeleryProcesses
-) -> Iterator[Callable[..., Stage]]:
+def make_stage(redis_server: Any, tmp_path: Path, celery_processes: processes.CeleryProcesses) -> Iterator[MakeStage]:
     """make_stage(more) -> an app on Redis with tasks of its own besides `work`."""
-    made: list[Stage] = []
-
-    def make(more: str = "") -> Stage:
-        made.append(Stage(redis_server, tmp_path, celery_processes, dedent(more)))
-        return made[-1]
-
-    yield make
-    for stage in made:
-        stage.close()
+    with contextlib.ExitStack() as made:
+        yield _maker(redis_server, tmp_path, celery_processes, made)
 
 
 @pytest.fixture
-def stage_anywhere(server: Any, tmp_path: Path, celery_processes: processes.CeleryProcesses) -> Iterator[Stage]:
+def make_stage_anywhere(
+    server: Any, tmp_path: Path, celery_processes: processes.CeleryProcesses
+) -> Iterator[MakeStage]:
     """The same on every server under test."""
-    with contextlib.closing(Stage(server, tmp_path, celery_processes)) as stage:
-        yield stage
+    with contextlib.ExitStack() as made:
+        yield _maker(server, tmp_path, celery_processes, made)
+
+
+def _maker(server: Any, folder: Path, started: processes.CeleryProcesses, made: contextlib.ExitStack) -> MakeStage:
+    return lambda more="": made.enter_context(contextlib.closing(Stage(server, folder, started, dedent(more))))
 
 
 @pytest.fixture
-def stage(make_stage: Callable[..., Stage]) -> Stage:
+def stage(make_stage: MakeStage) -> Stage:
     """An app on Redis with the task `work`."""
     return make_stage()
+
+
+@pytest.fixture
+def stage_anywhere(make_stage_anywhere: MakeStage) -> Stage:
+    """The same on every server under test."""
+    return make_stage_anywhere()

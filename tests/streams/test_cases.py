@@ -270,7 +270,10 @@ def test_c46_connections_that_end_while_the_prefetch_is_full_cost_no_cpu(
 
 
 @pytest.mark.slow
-def test_c47_delayed_tasks_run_once_when_due_whatever_becomes_of_workers(stage: Stage, eventually: Eventually) -> None:
+def test_c47_delayed_tasks_run_once_when_due_whatever_becomes_of_workers(
+    stage_anywhere: Stage, eventually: Eventually
+) -> None:
+    stage = stage_anywhere
     workers = [stage.worker(name, *POOLS["threads"]) for name in "abc"]
     for worker in workers:
         worker.wait_ready()
@@ -458,9 +461,9 @@ SUMS = """
 
 @pytest.mark.slow
 def test_c56_a_chord_survives_the_death_of_a_worker_and_a_large_group_is_whole(
-    make_stage: MakeStage, eventually: Eventually
+    make_stage_anywhere: MakeStage, eventually: Eventually
 ) -> None:
-    stage = make_stage(SUMS)
+    stage = make_stage_anywhere(SUMS)
     victim = stage.worker("a", *POOLS["threads"])
     victim.wait_ready()
 

@@ -22,8 +22,9 @@ app.conf.broker_transport_options["on_lease_lost"] = "terminate"
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_task_longer_than_the_lease_runs_once_even_when_all_connections_are_cut(
-    stage: Stage, pool: str, eventually: Callable[..., Any]
+    stage_anywhere: Stage, pool: str, eventually: Callable[..., Any]
 ) -> None:
+    stage = stage_anywhere
     stage.worker("a", *POOLS[pool])
     stage.worker("b", *POOLS[pool])
     stage.send(*((number, LEASE * 2.5) for number in range(4)))
@@ -42,8 +43,9 @@ def test_a_task_longer_than_the_lease_runs_once_even_when_all_connections_are_cu
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_killed_workers_messages_are_taken_over_in_time(
-    stage: Stage, pool: str, eventually: Callable[..., Any]
+    stage_anywhere: Stage, pool: str, eventually: Callable[..., Any]
 ) -> None:
+    stage = stage_anywhere
     victim = stage.worker("victim", *POOLS[pool])
     stage.send(*((number, 30.0) for number in range(2)))
     eventually(lambda: len(stage.noted("started")) >= 1, timeout=20)
