@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import uuid4
 
-from redis.exceptions import ResponseError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
+from celery_claim.streams import scripts
 from celery_claim.streams.wire.keys import Keys
 
 logger = logging.getLogger("celery_claim.streams")
@@ -21,10 +22,19 @@ def new_consumer_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
 
 
-def ensure_groups(client: Any, keys: Keys, group: str, queues: Iterable[str]) -> None:
-    """Make streams and groups that do not exist, from the first message on: also those sent before any worker."""
+def ensure_groups(
+    client: Any, keys: Keys, group: str, queues: Iterable[str], expiring: Mapping[str, int] | None = None
+) -> None:
+    """Make streams and groups that do not exist, from the first message on: also those sent before any worker.
+
+    `expiring`: queues that go away when nobody uses them -> milliseconds.
+    """
     for queue in queues:
-        for stream in (*keys.streams(queue), keys.wake(queue)):
+        names = (*keys.streams(queue), keys.wake(queue))
+        if expiring and queue in expiring:
+            _make_expiring(client, group, names, expiring[queue])
+            continue
+        for stream in names:
             try:
                 client.execute_command("XGROUP", "CREATE", stream, group, "0", "MKSTREAM")
             except Exception as error:
@@ -34,6 +44,16 @@ def ensure_groups(client: Any, keys: Keys, group: str, queues: Iterable[str]) ->
                 if "OOM" in str(error) and client.exists(stream):
                     continue
                 raise
+
+
+def _make_expiring(client: Any, group: str, names: tuple[str, ...], milliseconds: int) -> None:
+    try:
+        scripts.run(client, "declare", names, [group, milliseconds])
+    except ResponseError as error:
+        # Redis 6.2 puts the script's name in front, by which redis-py no longer knows the error.
+        if "OOM" in str(error):
+            raise OutOfMemoryError(str(error)) from error
+        raise
 
 
 def announce(client: Any, keys: Keys, group: str, queues: Iterable[str], consumer: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
+from celery_claim.streams import scripts
 from celery_claim.streams.options import StreamOptions
 from celery_claim.streams.wire.keys import Keys
 
@@ -37,7 +38,7 @@ class Routes:
         #: Broadcast queues of this process -> exchange and routing key.
         self.broadcasts: dict[str, tuple[str, str]] = {}
         #: Queues that expire when nobody uses them -> milliseconds.
-        self._expiring: dict[str, int] = {}
+        self.expiring: dict[str, int] = {}
         #: What this connection declared, to be written again when the server lost it.
         self._bound: dict[tuple[str, str, str], None] = {}
         self._limits: dict[str, dict[str, int]] = {}
@@ -88,7 +89,7 @@ class Routes:
         """Note a queue's limits (`x-expires` in ms, `x-max-length`) and that it exists."""
         limits: dict[str, int] = {}
         if arguments.get("x-expires"):
-            limits["expires"] = self._expiring[queue] = int(arguments["x-expires"])
+            limits["expires"] = self.expiring[queue] = int(arguments["x-expires"])
         length = arguments.get("x-max-length") or self.options.max_length
         if length is not None:
             limits["max_length"] = int(length)
@@ -102,7 +103,7 @@ class Routes:
     def forget_queue(self, queue: str) -> None:
         self.client.delete(*self.keys.of_queue(queue))
         self.client.srem(self.keys.queues, queue)
-        for known in (self._limits, self._expiring):
+        for known in (self._limits, self.expiring):
             known.pop(queue, None)
         for bound in [bound for bound in self._bound if bound[2] == queue]:
             self.unbind(*bound)
@@ -126,7 +127,7 @@ class Routes:
 
     def keep_alive(self, queues: Iterable[str]) -> float:
         """Put off the end of expiring queues that are read; seconds until the next time."""
-        expiring = {queue: self._expiring[queue] for queue in queues if queue in self._expiring}
+        expiring = {queue: self.expiring[queue] for queue in queues if queue in self.expiring}
         if not expiring:
             return FOREVER
         now = self.server_ms()
@@ -146,25 +147,29 @@ class Routes:
 
     def _store_queue(self, queue: str) -> None:
         limits = self._limits[queue]
-        if limits:
-            words = [word for pair in limits.items() for word in pair]
-            self._store("HSET", self.keys.meta(queue), *words)
+        words = [word for pair in limits.items() for word in pair]
         if "expires" in limits:
-            self.client.pexpire(self.keys.meta(queue), limits["expires"])
-        else:
-            self._store("SADD", self.keys.queues, queue)
+            meta, described = self.keys.meta(queue), [limits["expires"], *words]
+            self._unless_full(meta, lambda: scripts.run(self.client, "describe", [meta], described))
+            return
+        if limits:
+            self._store("HSET", self.keys.meta(queue), *words)
+        self._store("SADD", self.keys.queues, queue)
 
     def _store(self, *command: Any) -> None:
+        self._unless_full(command[1], lambda: self.client.execute_command(*command))
+
+    def _unless_full(self, key: str, store: Callable[[], object]) -> None:
         """Write what is mostly there already; a server without memory must not keep workers from draining it."""
         try:
-            self.client.execute_command(*command)
+            store()
         except ResponseError as error:
             if "OOM" not in str(error):
                 raise
-            logger.warning("%s was not stored: %s", command[1], error)
+            logger.warning("%s was not stored: %s", key, error)
 
     def _stale_at(self, queue: str) -> str | int:
-        expires = self._expiring.get(queue)
+        expires = self.expiring.get(queue)
         return "+inf" if expires is None else self.server_ms() + expires
 
     def server_ms(self) -> int:

@@ -83,7 +83,7 @@ class Inbox:
         tell.of_death(read, reason)
 
     def declare(self, queues: tuple[str, ...]) -> None:
-        ensure_groups(self.client, self.keys, self.options.group, queues)
+        ensure_groups(self.client, self.keys, self.options.group, queues, self.routes.expiring)
         announce(self.client, self.keys, self.options.group, queues, self.leases.consumer)
         self.routes.write_again(queues)
 

@@ -23,7 +23,8 @@ from celery_claim.demo.tables import Base, File, Handling, connect
 from tests.processes import REPOSITORY
 
 #: Enough for a kill half way, and soon done.
-ROWS = "1000"
+#: So many that one worker is sure to be at work when it is to be killed.
+ROWS = "2500"
 
 
 class Demo:

@@ -103,6 +103,21 @@ def test_a_delayed_message_wakes_a_reader_only_when_it_is_the_first_one_due(
     assert client.zrange(KEYS.due(QUEUE), 0, -1) == [b"tag-3", b"tag-1", b"tag-2"]
 
 
+def test_a_queue_that_expires_is_made_with_its_end(client: Any, run: Callable[..., Any]) -> None:
+    names = [*KEYS.streams("replies"), KEYS.wake("replies")]
+    for _ in range(2):
+        assert run("declare", names, GROUP, 60_000) is None
+        assert all(0 < client.pttl(name) <= 60_000 for name in names)
+        assert [client.xinfo_groups(name)[0]["name"] for name in names] == [GROUP.encode()] * len(names)
+    run("describe", [KEYS.meta("replies")], 60_000, "expires", 60_000)
+    assert 0 < client.pttl(KEYS.meta("replies")) <= 60_000
+    assert client.hgetall(KEYS.meta("replies")) == {b"expires": b"60000"}
+    client.set("taken", "by somebody")
+
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        run("declare", ["taken"], GROUP, 60_000)
+
+
 # ---- fetch ------------------------------------------------------------------------------------------------------
 
 
