@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import uuid4
 
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import ResponseError
 
 from celery_claim.streams import scripts
 from celery_claim.streams.wire.keys import Keys
@@ -31,29 +31,7 @@ def ensure_groups(
     """
     for queue in queues:
         names = (*keys.streams(queue), keys.wake(queue))
-        if expiring and queue in expiring:
-            _make_expiring(client, group, names, expiring[queue])
-            continue
-        for stream in names:
-            try:
-                client.execute_command("XGROUP", "CREATE", stream, group, "0", "MKSTREAM")
-            except Exception as error:
-                if "BUSYGROUP" in str(error):
-                    continue
-                # A full server refuses to create even what exists; a worker must still be able to drain it.
-                if "OOM" in str(error) and client.exists(stream):
-                    continue
-                raise
-
-
-def _make_expiring(client: Any, group: str, names: tuple[str, ...], milliseconds: int) -> None:
-    try:
-        scripts.run(client, "declare", names, [group, milliseconds])
-    except ResponseError as error:
-        # Redis 6.2 puts the script's name in front, by which redis-py no longer knows the error.
-        if "OOM" in str(error):
-            raise OutOfMemoryError(str(error)) from error
-        raise
+        scripts.run(client, "declare", names, [group, (expiring or {}).get(queue, 0)])
 
 
 def announce(client: Any, keys: Keys, group: str, queues: Iterable[str], consumer: str) -> None:

@@ -41,8 +41,9 @@ CODES: dict[str, type[exceptions.ResponseError]] = {
     "READONLY": exceptions.ReadOnlyError,
 }
 #: Redis 6.2: `ERR Error running script (call to f_...): @user_script:7: -READONLY You can't write ...`; redis-py
-#: takes a code of its own off the front and leaves the others.
-_IN_SCRIPT = re.compile(r"(?:Error running script .*?: -)?([A-Z]+) ")
+#: takes a code of its own off the front and leaves the others. An error that the script caught and returned has only
+#: the second half: `@user_script: 7: -OOM command not allowed ...`.
+_IN_SCRIPT = re.compile(r"(?:(?:Error running script .*?|@user_script: ?\d+): -)?([A-Z]+) ")
 
 
 #: What redis-py leaves of it names no remedy, and not even the error's code.
