@@ -314,7 +314,7 @@ MUTANTS = (
         "mariadb",
     ),
     Mutant("leave settled messages in their stream", SETTLE, "  redis.pcall('XDEL'", "  tostring('XDEL'", MODEL),
-    Mutant("take over from live workers", FETCH, "pending[3] >= lease and", "", MODEL),
+    Mutant("take over from live workers", FETCH, "each_pending(stream, lease,", "each_pending(stream, 0,", MODEL),
     Mutant(
         "take over what is its own",
         FETCH,

@@ -110,11 +110,12 @@ local function take_over(index, dead_stream, id, count)
   claim(index, dead_stream, id, count)
 end
 
--- Show pending entries to `look` until it has seen enough, page by page: many that wait must not hide what is behind.
-local function each_pending(stream, pages, look, ...)
+-- Show entries that are pending for `idle` ms or longer to `look` until it has seen enough, page by page: many that
+-- wait must not hide what is behind.
+local function each_pending(stream, idle, pages, look, ...)
   local first = '-'
   for _ = 1, pages do
-    local page = redis.call('XPENDING', stream, group, first, '+', 100, ...)
+    local page = redis.call('XPENDING', stream, group, 'IDLE', idle, first, '+', 100, ...)
     for _, pending in ipairs(page) do
       if not look(pending) then
         return
@@ -135,7 +136,7 @@ local function serve(index, dead_stream, share)
   end
   local floor = math.max(0, left - share)
   -- The first time at once, then after 1, 2, 4, ... seconds.
-  each_pending(stream, PAGES_GIVEN_BACK, function(pending)
+  each_pending(stream, 0, PAGES_GIVEN_BACK, function(pending)
     local wait = pending[4] > 1 and math.min(tonumber(ARGV[8]), 250 * 2 ^ math.min(pending[4], 20)) or 0
     if pending[3] >= wait then
       claim(index, dead_stream, pending[1], pending[4])
@@ -146,8 +147,8 @@ local function serve(index, dead_stream, share)
   end, '@free')
   if recover and left > floor then
     -- Our own belong to a process that was frozen and is back: it still works on them, and its keeper renews them.
-    each_pending(stream, math.huge, function(pending)
-      if pending[3] >= lease and pending[2] ~= '@free' and pending[2] ~= me then
+    each_pending(stream, lease, math.huge, function(pending)
+      if pending[2] ~= '@free' and pending[2] ~= me then
         take_over(index, dead_stream, pending[1], pending[4])
       end
       return left > floor
