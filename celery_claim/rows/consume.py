@@ -280,19 +280,21 @@ class Consumer:
         Of the rows that a dead owner had, one may be what killed it, and each is counted. Were they tried together for
         the last time, one poisonous row would take the others with it.
         """
-        if not self._options.max_reclaims:
+        most = self._options.max_reclaims
+        if not most:
             return claimed
-        suspects = [key for key, row in claimed.rows.items() if self._may_kill(row)]
+        # One that cannot be decoded fails before any code of its task.
+        suspects = [
+            key
+            for key, row in claimed.rows.items()
+            if not isinstance(row, Unreadable) and self._lost_owners(row) >= most
+        ]
         others = set(suspects[1:])
         if not others:
             return claimed
         # At once: a crash of the one that stays would count against them too.
         self._release(held, suspects[1:], counted=False)
         return replace(claimed, rows={key: row for key, row in claimed.rows.items() if key not in others})
-
-    def _may_kill(self, row: Any) -> bool:
-        """Whether a row has one try left; one that cannot be decoded fails before any code of its task."""
-        return not isinstance(row, Unreadable) and self._lost_owners(row) >= (self._options.max_reclaims or 1)
 
     def _process(self, held: Held, claimed: Claim) -> int:
         """Process the rows of a claim until something ends the run; returns how many were started."""
