@@ -58,7 +58,7 @@ def rows(
         quick=quick,
         only_peers=list(only_peers or PEERS),
     )
-    path = path or Path(tempfile.gettempdir()) / f"celery_claim-bench-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+    path = path or _new_file("bench", "jsonl")
     benchmark.run(plan, rounds=rounds or (1 if quick else 3), path=path, tell=click.echo)
     click.echo(f"figures: {path}")
     if page or whole:
@@ -78,7 +78,7 @@ def rows(
 )
 def streams(quick: bool, parts: tuple[str, ...], rounds: int | None, path: Path | None, page: Path | None) -> None:
     """The broker redis-streams:// beside redis://: about ten minutes."""
-    path = path or Path(tempfile.gettempdir()) / f"celery_claim-bench-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+    path = path or _new_file("bench", "jsonl")
     chosen = list(parts or broker.PARTS)
     broker.run(parts=chosen, quick=quick, rounds=rounds or (1 if quick else 3), path=path, tell=click.echo)
     conditions, measurements = read(path)
@@ -106,7 +106,7 @@ def chaos(rounds: int, tasks: int, seed: int, path: Path | None) -> None:
     """
     from . import chaos as storm
 
-    path = path or Path(tempfile.gettempdir()) / f"celery_claim-chaos-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path = path or _new_file("chaos", "json")
     found = storm.run(tasks=tasks, rounds=rounds, seed=seed, path=path, tell=click.echo)
     click.echo(found)
     click.echo(f"report: {path}")
@@ -121,6 +121,11 @@ def report(paths: tuple[Path, ...], page: Path | None) -> None:
     if page:
         _write_page(paths, page)
     _show(paths)
+
+
+def _new_file(kind: str, suffix: str) -> Path:
+    """Where figures go that nobody named a file for."""
+    return Path(tempfile.gettempdir()) / f"celery_claim-{kind}-{time.strftime('%Y%m%d-%H%M%S')}.{suffix}"
 
 
 def _write_page(paths: Sequence[Path], page: Path) -> None:

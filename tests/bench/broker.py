@@ -17,6 +17,7 @@ import psutil
 from celery import Celery
 
 from celery_claim import bulk
+from celery_claim.streams.wire.keys import Keys
 from tests.processes import CeleryProcess, CeleryProcesses, eventually
 from tests.servers import Redis
 
@@ -117,7 +118,7 @@ class Bench:
     def waiting(self) -> int:
         """Messages that are not acknowledged."""
         if self.scheme == OURS:
-            return sum(self.client.xlen(f"cs1:{{celery}}:p{step}") for step in (0, 3, 6, 9))
+            return sum(self.client.xlen(stream) for stream in Keys().streams("celery"))
         return int(self.client.llen("celery")) + int(self.client.hlen("unacked"))
 
     def server_cpu(self) -> float:
@@ -134,7 +135,10 @@ class Bench:
         """Queue tasks as fast as the broker can."""
         if self.scheme == OURS:
             bulk(self.nothing, ((),) * count)
-            return
+        else:
+            self.publish_batch(count)
+
+    def publish_batch(self, count: int) -> None:
         with self.app.producer_or_acquire() as producer, producer.batch():
             for _ in range(count):
                 self.nothing.apply_async(producer=producer)
@@ -167,9 +171,7 @@ class Bench:
         if way == "bulk":
             bulk(self.nothing, ((),) * count)
         elif way == "batch":
-            with self.app.producer_or_acquire() as producer, producer.batch():
-                for _ in range(count):
-                    self.nothing.apply_async(producer=producer)
+            self.publish_batch(count)
         else:
             for _ in range(count):
                 self.nothing.apply_async()
@@ -180,8 +182,7 @@ class Bench:
         self.client.flushdb()
         notes = self.witness.client()
         notes.delete("seconds")
-        with self.worker("-P", "threads", "-c", "4") as worker:
-            worker.wait_for_log("", 1)
+        with self.worker("-P", "threads", "-c", "4"):
             self.app.send_task("bench.travelled", (time.time(),))
             eventually(lambda: notes.llen("seconds"), timeout=60)
             notes.delete("seconds")
@@ -202,6 +203,7 @@ class Bench:
             eventually(lambda: self.waiting() == 0, timeout=60)
             commands, cpu = self._commands(), self.worker_cpu(worker)
             began = time.monotonic()
+            # This time is what is measured.
             time.sleep(self.size.idle_seconds)
             seconds = time.monotonic() - began
             return {
@@ -266,15 +268,15 @@ def run(*, parts: list[str], quick: bool, rounds: int, path: Path, tell: Callabl
 
 def run_peers(*, quick: bool, rounds: int, ledger: Ledger, tell: Callable[[str], object]) -> None:
     """Jobs that do nothing, eight at a time, drained by Celery on both brokers and by other task queues on Redis."""
-    with contextlib.ExitStack() as stack:
-        server = Redis(appendonly="no")
-        server.start()
-        stack.callback(server.stop)
+    server = Redis(appendonly="no").start()
+    try:
         for round_ in range(rounds):
             for peer in peers.BROKER_PEERS[:: 1 if round_ % 2 == 0 else -1]:
                 facts = peers.measure(peer, server.url, peer.pace if quick else peer.pace * PEER_SECONDS, 8)
                 ledger.add(Measurement(Case("peers", peer.database, peer.name), round_, facts))
                 tell(f"round {round_ + 1}: {peer.name}: {facts['rows_per_second']:,.0f} a second")
+    finally:
+        server.stop()
 
 
 def _cases(parts: list[str], size: Size) -> Iterator[tuple[Case, Callable[[Bench], dict[str, float]]]]:

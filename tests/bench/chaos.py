@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import redis
 from celery import Celery
 
+from celery_claim.streams.wire.keys import Keys
 from tests.processes import CeleryProcess, CeleryProcesses, eventually
 from tests.servers import Redis
 
@@ -57,6 +58,8 @@ notes = redis.Redis.from_url({notes!r})
 
 def note(kind, number, worker):
     notes.rpush("notes", json.dumps([kind, number, worker, os.getpid(), time.time()]))
+    if kind == "end":
+        notes.sadd("ended", number)
 
 
 @app.task
@@ -120,8 +123,8 @@ class Report:
 class Storm:
     """One broker, its workers, and what is done to them."""
 
-    def __init__(self, folder: Path, report: Report, tell: Callable[[str], object]) -> None:
-        self.report, self.tell = report, tell
+    def __init__(self, folder: Path, report: Report) -> None:
+        self.report = report
         self.choose = random.Random(report.seed)
         # A write that was answered is on the disk.
         self.server, self.witness = Redis(appendfsync="always"), Redis()
@@ -200,22 +203,21 @@ class Storm:
 
     # ---- the verdict ----------------------------------------------------------------------------------------
 
-    def ended(self) -> set[int]:
-        return {number for kind, number, *_ in self._notes() if kind == "end"}
-
-    def _notes(self) -> list[list[Any]]:
-        return [json.loads(note) for note in self.notes.lrange("notes", 0, -1)]
+    def ended(self) -> int:
+        """How many tasks have come to their end."""
+        return int(self.notes.scard("ended"))
 
     def judge(self, sent: int) -> None:
+        notes = [json.loads(note) for note in self.notes.lrange("notes", 0, -1)]
         starts: dict[int, list[Run]] = defaultdict(list)
         ends: dict[tuple[int, str], list[float]] = defaultdict(list)
         lost_leases: set[tuple[int, str]] = set()
-        for kind, number, worker, _, at in self._notes():
+        for kind, number, worker, _, at in notes:
             if kind == "end":
                 ends[number, worker].append(at)
             elif kind == "lost":
                 lost_leases.add((number, worker))
-        for kind, number, worker, _, at in self._notes():
+        for kind, number, worker, _, at in notes:
             if kind == "start":
                 end = next((end for end in ends[number, worker] if end >= at), None)
                 starts[number].append(Run(worker, at, end))
@@ -254,25 +256,24 @@ def run(
     report = Report(tasks, rounds, seed)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="celery_claim-chaos-") as folder:
-        storm = Storm(Path(folder), report, tell)
+        storm = Storm(Path(folder), report)
         with storm.running():
             numbers = iter(range(tasks))
             for number in range(rounds):
                 share = (number + 1) * tasks // rounds - number * tasks // rounds
                 storm.send(islice(numbers, share))
                 storm.strike()
-                done = len(storm.ended())
-                tell(f"round {number + 1}: {done} of {(number + 1) * tasks // rounds} done")
+                tell(f"round {number + 1}: {storm.ended()} of {(number + 1) * tasks // rounds} done")
                 # So that the faults meet workers at work: neither idle nor far behind.
                 behind = (number + 1) * tasks // rounds - 4 * tasks // max(rounds, 5)
                 with contextlib.suppress(AssertionError):
-                    eventually(lambda behind=behind: len(storm.ended()) >= behind, timeout=20)
+                    eventually(lambda behind=behind: storm.ended() >= behind, timeout=20)
             with contextlib.suppress(AssertionError):
-                eventually(lambda: len(storm.ended()) == tasks, timeout=60)
+                eventually(lambda: storm.ended() == tasks, timeout=60)
             with storm.server.client() as client:
 
                 def left() -> int:
-                    return sum(client.xlen(key) for key in client.keys("cs1:{celery}:p*"))
+                    return sum(client.xlen(stream) for stream in Keys().streams("celery"))
 
                 with contextlib.suppress(AssertionError, redis.RedisError):
                     eventually(lambda: left() == 0, timeout=LEASE * 3 + 10)

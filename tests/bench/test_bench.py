@@ -127,7 +127,7 @@ def test_chaos_loses_nothing_and_explains_what_it_repeats(tmp_path: Path) -> Non
 
 
 def test_a_repetition_without_a_cause_fails_the_report(tmp_path: Path) -> None:
-    storm = Storm(tmp_path, Report(tasks=1, rounds=1, seed=1), print)
+    storm = Storm(tmp_path, Report(tasks=1, rounds=1, seed=1))
     storm.killed = {"killed": 10.0}
     storm.cuts = [5.0]
     again = Run("other", 12.0, 12.1)

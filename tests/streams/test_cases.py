@@ -229,6 +229,7 @@ def test_c46_an_idle_worker_is_quiet(make_stage: MakeStage) -> None:
         # What its start needs is over when it waits for tasks.
         processes.eventually(lambda: [each for each in client.client_list() if each["cmd"] == "xreadgroup"])
         commands, cpu, began = client.info()["total_commands_processed"], main_cpu(worker), time.monotonic()
+        # This time is what is measured.
         time.sleep(WATCHED_SECONDS)
         commands = client.info()["total_commands_processed"] - commands
         seconds = time.monotonic() - began

@@ -17,7 +17,7 @@ import click
 
 from tests.servers import Redis
 
-from .catalogue import CANVAS, DIFFERENCES, SUITES, UNSTABLE, Suite, reason_for
+from .catalogue import CANVAS, DIFFERENCES, SUITES, UNSTABLE, Suite, pattern_for
 from .run import Outcome, files_of, run_file
 from .sources import tests_of
 
@@ -48,11 +48,11 @@ def main(names: tuple[str, ...], without: str | None, path: Path | None) -> None
         wrong = [line for suite in chosen for line in runner.compare(suite, results[suite.name])]
     if path:
         path.write_text(json.dumps(results, indent=1))
-    for line in wrong:
-        click.echo(line)
     whole = not names and without is None
     if whole:
         wrong += [f"listed, and no test differs so: {pattern}" for pattern in DIFFERENCES if pattern not in runner.seen]
+    for line in wrong:
+        click.echo(line)
     counts = ", ".join(_count(name, by_scheme) for name, by_scheme in results.items())
     click.echo(f"{len(wrong)} unexpected differences; passed on redis-streams:// (on redis://): {counts}")
     sys.exit(bool(wrong))
@@ -104,12 +104,11 @@ class Runner:
                 click.echo(f"better: {test}")
             if ours.is_good or not stock.is_good:
                 continue
-            pattern = next((each for each in DIFFERENCES if reason_for(test, {each: ""}) is not None), None)
-            if pattern is not None:
+            if (pattern := pattern_for(test, DIFFERENCES)) is not None:
                 self.seen.add(pattern)
                 click.echo(f"differs: {test}: {DIFFERENCES[pattern]}")
-            elif (why := reason_for(test, UNSTABLE)) is not None:
-                click.echo(f"unstable: {test}: {why}")
+            elif (pattern := pattern_for(test, UNSTABLE)) is not None:
+                click.echo(f"unstable: {test}: {UNSTABLE[pattern]}")
             elif self._passes_alone(suite, test):
                 click.echo(f"failed once: {test}: {ours.reason}")
                 results[OURS][test] = Outcome("passed", f"at a second try; first: {ours.reason}")

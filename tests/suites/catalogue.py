@@ -98,6 +98,6 @@ UNSTABLE: dict[str, str] = {
 }
 
 
-def reason_for(test: str, table: dict[str, str]) -> str | None:
-    """What a table says of a test."""
-    return next((reason for pattern, reason in table.items() if fnmatchcase(test, pattern)), None)
+def pattern_for(test: str, table: dict[str, str]) -> str | None:
+    """The pattern by which a table lists a test."""
+    return next((pattern for pattern in table if fnmatchcase(test, pattern)), None)

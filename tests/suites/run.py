@@ -133,7 +133,4 @@ def _outcomes(events: Path, *, opened_only: bool) -> dict[str, Outcome]:
             found[test] = Outcome(event["outcome"], event["reason"])
         elif event["outcome"] == "failed":
             found[test] = Outcome("error", event["reason"])
-        elif found[test].reason == "its process ended":
-            # Set up: the verdict comes with the call.
-            continue
     return {test: outcome for test, outcome in found.items() if test in opened} if opened_only else found
