@@ -39,8 +39,12 @@ class Keeper:
             self._thread.start()
 
     def stop(self) -> None:
+        """End the thread, and wait for it unless it is the one that ends itself."""
         self._stopping = True
         self.look()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            # No longer than that: it may be in the middle of a command that nobody answers.
+            self._thread.join(RETRY_SECONDS)
 
     def look(self) -> None:
         """Something changed."""

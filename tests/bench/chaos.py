@@ -228,7 +228,11 @@ class Storm:
             for run, following in pairwise(runs):
                 cause = self._cause(number, run, following, (number, run.worker) in lost_leases)
                 if cause is None:
-                    self.report.unexplained.append(f"task {number}: {run} and again {following}")
+                    around = [cut for cut in self.cuts if run.start - RECONNECT <= cut <= following.start]
+                    self.report.unexplained.append(
+                        f"task {number}: {run} and again {following}; its worker was killed at "
+                        f"{self.killed.get(run.worker)}, connections were cut at {around}"
+                    )
                 else:
                     self.report.repetitions[cause] += 1
 
