@@ -17,6 +17,7 @@ from celery.worker import state as worker_state
 
 from celery_claim.bootsteps.check import EXIT_CONFIGURATION
 from celery_claim.bootsteps.errands import Errands
+from celery_claim.bootsteps.flush import keep_what_is_on_its_way
 from celery_claim.bootsteps.starts import Starts
 from celery_claim.bootsteps.unreadable import Refusals
 from celery_claim.exceptions import ConfigurationError
@@ -66,6 +67,8 @@ class StreamsStep(bootsteps.StartStopStep):
         return bool(self.enabled)
 
     def start(self, parent: Any) -> None:
+        # Only now the pool has started, and with it the method that is wrapped.
+        keep_what_is_on_its_way(parent.pool)
         for errands in (self._errands, self._epitaphs):
             if errands.ident is None:
                 errands.start()

@@ -382,6 +382,14 @@ MUTANTS = (
         "pass",
         MODEL,
     ),
+    Mutant(
+        "forget what a pool process was sent",
+        "bootsteps/flush.py",
+        "job._accepted = True",
+        "pass",
+        "streams/test_workers.py::"
+        "test_a_task_on_its_way_to_a_pool_process_is_not_run_by_another_worker_when_the_connection_breaks",
+    ),
 )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 from celery import Celery
 
+from celery_claim.streams.wire.keys import Keys
 from tests import processes
 
 LEASE, BLOCK = 2.0, 1.0
@@ -39,6 +40,14 @@ def work(number, seconds=0):
 """
 
 
+class Held(NamedTuple):
+    """A message that a consumer holds."""
+
+    consumer: str
+    #: Milliseconds since it was read or its lease renewed.
+    idle: int
+
+
 class Stage:
     """`more` is added to the app's module, and stands on the names `app`, `notes`, `os` and `time`."""
 
@@ -63,6 +72,16 @@ class Stage:
 
     def noted(self, what: str) -> list[int]:
         return sorted(int(number) for number in self.notes.lrange(what, 0, -1))
+
+    def held(self) -> list[Held]:
+        """What consumers hold of the queue `celery`, oldest first."""
+        with self.server.client() as client:
+            return [
+                Held(entry["consumer"].decode(), entry["time_since_delivered"])
+                for stream in Keys().streams("celery")
+                if client.exists(stream)
+                for entry in client.xpending_range(stream, "celery", "-", "+", 100)
+            ]
 
     def close(self) -> None:
         self.app.close()

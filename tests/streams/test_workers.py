@@ -96,6 +96,60 @@ def test_a_server_killed_and_restarted_runs_nothing_twice(
 
 
 @pytest.mark.slow
+def test_a_task_on_its_way_to_a_pool_process_is_not_run_by_another_worker_when_the_connection_breaks(
+    make_stage: Callable[..., Stage], eventually: Callable[..., Any]
+) -> None:
+    stage = make_stage()
+    worker = stage.worker("first", "-P", "prefork", "-c", "1")
+    child = worker.children()[0]
+    os.kill(child, signal.SIGSTOP)
+    stage.send((1, 0.0))
+    held = stage.held
+    eventually(held, timeout=20)
+    # Once the worker answers, it has written to the pipe what its loop took up before the question.
+    eventually(lambda: stage.app.control.ping(["first@test"], timeout=1), timeout=20)
+    stage.worker("second", "-P", "prefork", "-c", "1")
+    owner = held()[0].consumer
+
+    with stage.server.client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+
+    # Renewed since then, more than once, by the one that had it before.
+    for _ in range(3):
+        eventually(lambda: held()[0].idle > 200)
+        eventually(lambda: held()[0].idle < 100, timeout=LEASE)
+    assert [entry.consumer for entry in held()] == [owner]
+
+    os.kill(child, signal.SIGCONT)
+
+    eventually(lambda: stage.noted("done") and not held(), timeout=20)
+    assert stage.noted("started") == [1]
+
+
+@pytest.mark.slow
+def test_a_task_on_its_way_to_a_pool_process_that_dies_with_the_connection_is_run_once(
+    make_stage: Callable[..., Stage], eventually: Callable[..., Any]
+) -> None:
+    stage = make_stage()
+    worker = stage.worker("first", "-P", "prefork", "-c", "1")
+    child = worker.children()[0]
+    os.kill(child, signal.SIGSTOP)
+    stage.send((1, 0.0))
+    eventually(stage.held, timeout=20)
+    eventually(lambda: stage.app.control.ping(["first@test"], timeout=1), timeout=20)
+
+    # In this order, so that the main process finds both at once.
+    worker.stop_signal(signal.SIGSTOP, whole_group=False)
+    with stage.server.client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+    os.kill(child, signal.SIGKILL)
+    worker.stop_signal(signal.SIGCONT, whole_group=False)
+
+    eventually(lambda: stage.noted("done") == [1] and not stage.held(), timeout=30)
+    assert stage.noted("started") == [1]
+
+
+@pytest.mark.slow
 def test_a_task_that_the_broker_held_sees_its_eta_and_is_not_held_again(
     make_stage: Callable[..., Stage], eventually: Callable[..., Any]
 ) -> None:
