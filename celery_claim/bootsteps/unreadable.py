@@ -6,6 +6,7 @@ forged headers raise in its event loop, which ends the worker. So messages are l
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,12 +17,15 @@ logger = logging.getLogger(__name__)
 
 #: Characters of an error that a dead letter's reason keeps; the rest may be the message itself.
 REASON_CHARACTERS = 200
+JSON = "application/json"
+
+_from_json = json.JSONDecoder().decode
 
 
 def refusal(message: Any) -> str | None:
     """Why a message cannot be a task, or None when it can be one."""
     try:
-        payload = message.payload
+        payload = _payload(message)
     except Exception as error:
         return f"undecodable: {_short(error)}"
     headers = message.headers
@@ -30,6 +34,25 @@ def refusal(message: Any) -> str | None:
     if "task" not in headers:
         return _wrong_first_protocol(payload)
     return _wrong_headers(headers) or _wrong_payload(payload)
+
+
+def _payload(message: Any) -> Any:
+    """What the body says; an error when Celery could not read it.
+
+    Celery decodes it again, in the process that runs the task, so this must be quick: JSON without a value of kombu's
+    own types is plain JSON, which the standard decoder reads in a third of the time.
+    """
+    body = message.body
+    plain = (
+        message.content_type == JSON
+        and message.content_encoding == "utf-8"
+        and JSON in (message.accept or ())
+        and isinstance(body, bytes)
+        # The mark of such a value, and what could hide it.
+        and b"__type__" not in body
+        and b"\\u" not in body
+    )
+    return _from_json(body.decode()) if plain else message.payload
 
 
 def _wrong_first_protocol(payload: Any) -> str | None:

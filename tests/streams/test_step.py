@@ -289,6 +289,8 @@ def forged(folder: Path) -> dict[str, dict[str, Any]]:
         "a large field": {"padding": SECRET * 1_000_000},
         "deeply nested JSON": message("[" * 100_000 + "]" * 100_000),
         "deeply nested headers": {"body": good, "headers": "[" * 100_000 + "]" * 100_000},
+        "a value of an unknown type": message('[[{"__type__": "own", "__value__": 1}], {}, {}]'),
+        "the same, in other letters": message('[[{"__ty\\u0070e__": "own", "__value__": 1}], {}, {}]'),
         "a number": message("5"),
         "a short list": message("[[1], {}]"),
         "arguments that are no list": message('["a", {}, {}]'),
