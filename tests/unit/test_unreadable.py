@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kombu.message import Message
+from kombu.serialization import register, register_json
 
 from celery_claim.bootsteps.unreadable import refusal
 
@@ -62,3 +64,24 @@ def test_bytes_that_kombu_cannot_read_are_refused(body: bytes, encoding: str) ->
 def test_json_that_is_not_accepted_is_refused_as_kombu_refuses_it(accept: set[str]) -> None:
     body = b"[[], {}, {}]"
     assert (refusal(received(body, accept)) is None) == readable(received(body, accept))
+
+
+@pytest.fixture
+def own_decoder() -> Iterator[None]:
+    """An app's decoder for JSON that knows comments, and wants an object somewhere."""
+
+    def decode(text: bytes) -> Any:
+        if b"{" not in text:
+            raise ValueError("no object")
+        return json.loads(text.partition(b"#")[0])
+
+    register("json", json.dumps, decode, content_type="application/json", content_encoding="utf-8")
+    yield
+    register_json()
+
+
+@pytest.mark.parametrize("body", [b"[[], {}, {}]", b"[[], {}, {}] # all", b"[[], [], []]", b"[[], {}"])
+def test_where_an_app_has_a_decoder_of_its_own_that_one_decides(own_decoder: None, body: bytes) -> None:
+    assert (refusal(received(body)) is None) == readable(received(body))
+    if not readable(received(body)):
+        assert str(refusal(received(body))).startswith("undecodable")
