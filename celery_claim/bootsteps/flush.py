@@ -15,7 +15,7 @@ def keep_what_is_on_its_way(pool: Any) -> None:
     loses the lease.
     """
     inner: Any = getattr(pool, "_pool", None)
-    if not hasattr(inner, "flush") or not hasattr(inner, "outbound_buffer"):
+    if not hasattr(inner, "outbound_buffer"):
         # Threads and greenlets have no pipe, and forget nothing.
         return
 

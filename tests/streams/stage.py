@@ -83,6 +83,13 @@ class Stage:
                 for entry in client.xpending_range(stream, "celery", "-", "+", 100)
             ]
 
+    def cut_connections(self) -> None:
+        """Those to the broker only: the tasks' own notes must arrive."""
+        with self.server.client() as client:
+            for each in client.client_list():
+                if each["db"] == "0":
+                    client.client_kill_filter(_id=each["id"], skipme=True)
+
     def close(self) -> None:
         self.app.close()
         self.notes.close()

@@ -54,13 +54,7 @@ def test_c36_after_every_outage_the_same_worker_goes_on_and_running_tasks_end_on
         stage.server.kill9()
         stage.server.start()
 
-    def kill_the_connections() -> None:
-        with stage.server.client() as client:
-            for each in client.client_list():
-                if each["db"] == "0":
-                    client.client_kill_filter(_id=each["id"], skipme=True)
-
-    for round_, outage in enumerate((restart_the_server, kill_the_connections) * 2):
+    for round_, outage in enumerate((restart_the_server, stage.cut_connections) * 2):
         # Busy in every second round, with a task that the outage falls into.
         busy = round_ >= 2
         if busy:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import is_gone, shifted_clock
+from tests.processes import CeleryProcess, is_gone, shifted_clock
 from tests.streams.stage import BLOCK, LEASE, POOLS, Stage
 
 TERMINATE = """
@@ -30,11 +30,7 @@ def test_a_task_longer_than_the_lease_runs_once_even_when_all_connections_are_cu
     stage.send(*((number, LEASE * 2.5) for number in range(4)))
     eventually(lambda: len(stage.noted("started")) >= 2, timeout=20)
 
-    # The broker's connections only: the tasks' own notes must arrive.
-    with stage.server.client() as client:
-        for each in client.client_list():
-            if each["db"] == "0":
-                client.client_kill_filter(_id=each["id"], skipme=True)
+    stage.cut_connections()
 
     eventually(lambda: stage.noted("done") == [0, 1, 2, 3], timeout=40)
     assert stage.noted("started") == [0, 1, 2, 3]
@@ -95,34 +91,38 @@ def test_a_server_killed_and_restarted_runs_nothing_twice(
     assert stage.noted("started") == [0, 1, 2, 3, 4, 5]
 
 
+def task_in_a_pipe(stage: Stage, eventually: Callable[..., Any]) -> tuple[CeleryProcess, int]:
+    """A worker that has sent its pool's one process a task, and that process, which is stopped and has not read it."""
+    worker = stage.worker("first", "-P", "prefork", "-c", "1")
+    child = worker.children()[0]
+    os.kill(child, signal.SIGSTOP)
+    stage.send((1, 0.0))
+    eventually(stage.held, timeout=20)
+    # Once the worker answers, it has written to the pipe what its loop took up before the question.
+    eventually(lambda: stage.app.control.ping(["first@test"], timeout=1), timeout=20)
+    return worker, child
+
+
 @pytest.mark.slow
 def test_a_task_on_its_way_to_a_pool_process_is_not_run_by_another_worker_when_the_connection_breaks(
     make_stage: Callable[..., Stage], eventually: Callable[..., Any]
 ) -> None:
     stage = make_stage()
-    worker = stage.worker("first", "-P", "prefork", "-c", "1")
-    child = worker.children()[0]
-    os.kill(child, signal.SIGSTOP)
-    stage.send((1, 0.0))
-    held = stage.held
-    eventually(held, timeout=20)
-    # Once the worker answers, it has written to the pipe what its loop took up before the question.
-    eventually(lambda: stage.app.control.ping(["first@test"], timeout=1), timeout=20)
+    _, child = task_in_a_pipe(stage, eventually)
     stage.worker("second", "-P", "prefork", "-c", "1")
-    owner = held()[0].consumer
+    owner = stage.held()[0].consumer
 
-    with stage.server.client() as client:
-        client.client_kill_filter(_type="normal", skipme=True)
+    stage.cut_connections()
 
     # Renewed since then, more than once, by the one that had it before.
     for _ in range(3):
-        eventually(lambda: held()[0].idle > 200)
-        eventually(lambda: held()[0].idle < 100, timeout=LEASE)
-    assert [entry.consumer for entry in held()] == [owner]
+        eventually(lambda: stage.held()[0].idle > 200)
+        eventually(lambda: stage.held()[0].idle < 100, timeout=LEASE)
+    assert [entry.consumer for entry in stage.held()] == [owner]
 
     os.kill(child, signal.SIGCONT)
 
-    eventually(lambda: stage.noted("done") and not held(), timeout=20)
+    eventually(lambda: stage.noted("done") and not stage.held(), timeout=20)
     assert stage.noted("started") == [1]
 
 
@@ -131,17 +131,11 @@ def test_a_task_on_its_way_to_a_pool_process_that_dies_with_the_connection_is_ru
     make_stage: Callable[..., Stage], eventually: Callable[..., Any]
 ) -> None:
     stage = make_stage()
-    worker = stage.worker("first", "-P", "prefork", "-c", "1")
-    child = worker.children()[0]
-    os.kill(child, signal.SIGSTOP)
-    stage.send((1, 0.0))
-    eventually(stage.held, timeout=20)
-    eventually(lambda: stage.app.control.ping(["first@test"], timeout=1), timeout=20)
+    worker, child = task_in_a_pipe(stage, eventually)
 
     # In this order, so that the main process finds both at once.
     worker.stop_signal(signal.SIGSTOP, whole_group=False)
-    with stage.server.client() as client:
-        client.client_kill_filter(_type="normal", skipme=True)
+    stage.cut_connections()
     os.kill(child, signal.SIGKILL)
     worker.stop_signal(signal.SIGCONT, whole_group=False)
 
