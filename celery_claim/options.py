@@ -56,13 +56,17 @@ def check_values(cls: Any) -> None:
                 "retry_backoff and no_retry_for, which retry the row"
             )
     for name, (works, expected) in _EXPECTED.items():
-        value = getattr(cls, name)
+        value = getattr(cls, name, _ABSENT)
+        if value is _ABSENT:
+            continue
         if not works(value):
             raise ConfigurationError(f"{where(cls)}: {name}={value!r} does not work, expected {expected}")
-    _check_together(cls)
+    _check_table(cls)
+    cls.check_together()
+    check_handler(cls)
 
 
-def _check_together(cls: Any) -> None:
+def _check_table(cls: Any) -> None:
     if (cls.model is None) == (cls.table is None):
         given = "both" if cls.model is not None else "neither"
         raise ConfigurationError(
@@ -75,14 +79,6 @@ def _check_together(cls: Any) -> None:
         raise ConfigurationError(
             f"{where(cls)}: engine={type(cls.engine).__name__} is no SQLAlchemy engine; a URL goes into database_url="
         )
-    if cls.transactional and cls.handles_batches():
-        raise ConfigurationError(f"{where(cls)}: transactional=True is per row, it cannot be used with process_batch")
-    if cls.transactional and cls.write_back == "batch":
-        raise ConfigurationError(
-            f"{where(cls)}: transactional=True writes each row back in its own transaction; write_back='batch' cannot "
-            "be used with it"
-        )
-    check_handler(cls)
 
 
 def check_handler(cls: Any) -> None:
@@ -126,6 +122,9 @@ def _is_exceptions(value: Any) -> bool:
 def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
+
+#: No option of this kind of task.
+_ABSENT = object()
 
 _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "table": (_or_none(lambda value: isinstance(value, str) and bool(value)), "the name of an existing table"),

@@ -18,7 +18,8 @@ from celery_claim.exceptions import ClaimError
 from celery_claim.rows.consume import Consumer, Place
 from celery_claim.standing import identity_of
 from celery_claim.stopping import worker_is_stopping
-from celery_claim.tasks import ClaimTask, RowSignals
+from celery_claim.tasks import ClaimTask
+from celery_claim.tasks.row_signals import RowSignals
 from celery_claim.windows.runs import End, RunLease, Started, end, start
 
 if TYPE_CHECKING:

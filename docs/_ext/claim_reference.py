@@ -50,20 +50,27 @@ def settings() -> str:
     return _table(("setting", "default", "unit", "meaning", "accepted"), rows)
 
 
-def options() -> str:
-    """Every option that ClaimTask adds to Celery's own: default, accepted values with their unit, meaning."""
-    comments = _comments("celery_claim.tasks", "ClaimTask")
+def options(task: type = ClaimTask) -> str:
+    """Every option that a task base adds to Celery's own: default, accepted values with their unit, meaning."""
+    comments: dict[str, str] = {}
+    for base in _bases(task):
+        comments |= _comments(base.__module__, base.__name__)
     rows = [
-        (f"`{name}`", f"`{getattr(ClaimTask, name)!r}`", _OBJECTS.get(name) or _EXPECTED[name][1], comments[name])
-        for name in option_names()
+        (f"`{name}`", f"`{getattr(task, name)!r}`", _OBJECTS.get(name) or _EXPECTED[name][1], comments[name])
+        for name in option_names(task)
     ]
     return _table(("option", "default", "accepted", "meaning"), rows)
 
 
-def option_names() -> list[str]:
-    """In the order of the class."""
+def option_names(task: type = ClaimTask) -> list[str]:
+    """In the order of the classes."""
     ours = {*_OBJECTS, *_EXPECTED}
-    return [name for name in vars(ClaimTask) if name in ours]
+    return list(dict.fromkeys(name for base in _bases(task) for name in vars(base) if name in ours))
+
+
+def _bases(task: type) -> list[type]:
+    """The task base and those of ours it is made from, the first one first."""
+    return [base for base in reversed(task.__mro__) if base.__module__.startswith("celery_claim.")]
 
 
 def columns() -> str:

@@ -82,7 +82,7 @@ def test_a_drain_without_rows_returns_at_once(queue):
 
 def test_a_stopping_worker_finishes_its_row_and_gives_the_others_back(queue, monkeypatch):
     stopping = threading.Event()
-    monkeypatch.setattr("celery_claim.tasks.worker_is_stopping", stopping.is_set)
+    monkeypatch.setattr("celery_claim.tasks.claim_task.worker_is_stopping", stopping.is_set)
 
     def handler(row):
         mail.handled.append(row.id)

@@ -1,4 +1,4 @@
-"""Task base classes: a Celery task whose work is the rows of a table.
+"""Mode A: row -> claim -> process -> write back, as a Celery task.
 
 ``send_mail.run(row)`` and ``send_mail(row)`` are the user's own function. ``send_mail.delay()``, ``apply_async()``,
 ``apply()`` and ``send_mail()`` are one drain of the table; a window's messages carry their place under ``claim=``.
@@ -8,38 +8,32 @@ from __future__ import annotations
 
 import logging
 import math
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import celery
-from celery.utils.threads import LocalStack
-
 from celery_claim import signals
-from celery_claim.app import database_for, setup, state_of
-from celery_claim.options import check_names, check_values, where
-from celery_claim.outages import Outage
+from celery_claim.app import state_of
+from celery_claim.exceptions import ConfigurationError
+from celery_claim.options import where
 from celery_claim.rows.outcomes import Retry, seconds_until
-from celery_claim.rows.window import OpenWindow
 from celery_claim.states import Status
 from celery_claim.stopping import worker_is_stopping
+from celery_claim.tasks.row_signals import RowSignals
+from celery_claim.tasks.table_task import TableTask
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
     from celery_claim.claims.check import Finding
     from celery_claim.claims.table import Claims
-    from celery_claim.claims.write_back import Outcome
     from celery_claim.rows.consume import Consumer, Options, Pace, Place
     from celery_claim.rows.report import Counts, Observer
 
 logger = logging.getLogger(__name__)
 
 
-class ClaimTask(celery.Task):  # type: ignore[type-arg]
+class ClaimTask(TableTask):
     """A task that claims rows of a table, processes them, and writes back what became of them.
 
     Use it as ``@app.task(base=ClaimTask, model=Mail)`` on a function of one row, or subclass it with
@@ -47,27 +41,12 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
     """
 
     abstract = True
-    #: The handler's signature is not the message's: a message has no arguments.
-    typing = False
-    ignore_result = True
-    #: Empty runs must not push real tasks out of a monitor's memory.
-    send_events = False
 
-    #: ORM class or sqlalchemy.Table whose rows are the queue; or `table`.
-    model: Any = None
-    #: Name of an existing table without a model, read from the database at first use.
-    table: str | None = None
-    #: Schema of `table`.
-    schema: str | None = None
     #: Claim column -> its name in this table, where they differ.
     columns: Mapping[str, Any] = {}
     #: Status (or its name) -> its value in this table, where they differ. RETRYING, QUEUED and CANCELLED that are
     #: left out do not exist in this table.
     values: Mapping[Any, Any] | None = None
-    #: The database of this task, where it is not the app's claim_database_url; or `engine`.
-    database_url: str | None = None
-    #: A SQLAlchemy engine to copy: same URL and pool settings, connections of our own.
-    engine: Engine | None = None
 
     #: How many rows to claim at once, at most.
     batch_size: int = 20
@@ -95,18 +74,6 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
     skip_locked: bool = False
     #: (rows, share): end a run when that share of that many last rows raised something unexpected; None: never.
     failure_breaker: tuple[int, float] | None = (50, 0.8)
-
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        super().__init_subclass__(**arguments)
-        check_names(cls, cls.__mro__[1])
-
-    @classmethod
-    def on_bound(cls, app: celery.Celery) -> None:
-        """Check the options and arm the plugin for the app; Celery calls this more than once."""
-        if cls.__dict__.get("abstract"):
-            return
-        check_values(cls)
-        setup(app)
 
     # ---- calling
 
@@ -148,12 +115,6 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
         reason = f"{type(error).__name__}: {error}" if error else None
         countdown, eta = named.get("countdown"), named.get("eta")
         raise Retry(seconds_until(eta) if countdown is None and eta else countdown, reason) from error
-
-    @property
-    def window(self) -> OpenWindow | None:
-        """The run that the calling handler is part of; None outside of one."""
-        window: OpenWindow | None = _windows.top
-        return window
 
     # ---- the public verbs
 
@@ -273,6 +234,19 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
     # ---- what the class knows of itself
 
     @classmethod
+    def check_together(cls) -> None:
+        """Refuse options that work alone and not together. Raises ConfigurationError."""
+        if cls.transactional and cls.handles_batches():
+            raise ConfigurationError(
+                f"{where(cls)}: transactional=True is per row, it cannot be used with process_batch"
+            )
+        if cls.transactional and cls.write_back == "batch":
+            raise ConfigurationError(
+                f"{where(cls)}: transactional=True writes each row back in its own transaction; write_back='batch' "
+                "cannot be used with it"
+            )
+
+    @classmethod
     def handles_batches(cls) -> bool:
         """Whether the handler takes a list of rows."""
         return cls.process_batch is not ClaimTask.process_batch
@@ -354,11 +328,8 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
 
     def _consume(self, consumer: Consumer) -> Counts:
         """Let a consumer do its run, as the window that handlers see."""
-        _windows.push(OpenWindow(consumer.deadline, consumer.consumer_id, consumer.stopping))
-        try:
+        with self._opened(consumer):
             counts = consumer.run()
-        finally:
-            _windows.pop()
         if consumer.broken:
             logger.warning("%s: too many of the last rows failed unexpectedly, this run ended early", self.name)
         signals.run_finished.send(sender=self, counts=counts)
@@ -395,9 +366,8 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
     def _make_claims(self) -> Claims:
         from celery_claim.claims.table import Claims
 
-        database = database_for(self.app, where(type(self)), url=self.database_url, engine=self.engine)
         return Claims.of(
-            database,
+            self.database,
             model=self.model,
             table=self.table,
             schema=self.schema,
@@ -409,12 +379,6 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
         from celery_claim.rows.consume import Pace
 
         return state_of(self.app).once(("pace", type(self)), Pace)
-
-    def _outage(self) -> Outage:
-        return state_of(self.app).once(("outage", type(self)), lambda: Outage(f"task {self.name}", logger))
-
-    def _node(self) -> str:
-        return state_of(self.app).settings.node_name or self.request.hostname or socket.gethostname()
 
     def _keys(self, keys: Sequence[Any]) -> list[Any]:
         if isinstance(keys, (str, bytes)) or not isinstance(keys, Sequence):
@@ -429,52 +393,3 @@ class ClaimTask(celery.Task):  # type: ignore[type-arg]
             raise ValueError(
                 f"{self.name}: {what} needs a column for {role}, and table {self.claims.table.name} has none"
             )
-
-
-#: The runs of this thread or greenlet, innermost last: one stack serves all threads.
-_windows: Any = LocalStack()
-
-
-class RowSignals:
-    """Tells Celery signals and the log what happens to the rows of a task."""
-
-    def __init__(self, task: ClaimTask) -> None:
-        self._task = task
-
-    def claimed(self, rows: Mapping[Any, Any]) -> None:
-        if signals.row_claimed.receivers:
-            signals.row_claimed.send(sender=self._task, keys=list(rows), rows=list(rows.values()))
-
-    def ended(self, outcomes: Mapping[Any, Outcome]) -> None:
-        heard = bool(signals.row_succeeded.receivers)
-        for key, outcome in outcomes.items():
-            if outcome.status is not Status.SUCCEEDED:
-                self._did_not_succeed(key, outcome)
-            elif heard:
-                signals.row_succeeded.send(sender=self._task, key=key)
-
-    def _did_not_succeed(self, key: Any, outcome: Outcome) -> None:
-        failure = {"key": key, "reason": outcome.error, "exception": outcome.cause}
-        if outcome.status is Status.FAILED:
-            logger.error("%s: row %r failed: %s", self._task.name, key, outcome.error, exc_info=_traceback(outcome))
-            signals.row_failed.send(sender=self._task, **failure)
-        else:
-            logger.warning("%s: row %r waits %.0f s: %s", self._task.name, key, outcome.delay, outcome.error)
-            signals.row_retried.send(sender=self._task, countdown=outcome.delay, **failure)
-
-    def lost(self, keys: Sequence[Any]) -> None:
-        logger.warning(
-            "%s: rows %r are no longer ours; their results were not written", self._task.name, list(keys)[:20]
-        )
-        signals.claim_lost.send(sender=self._task, keys=list(keys))
-
-
-def _traceback(outcome: Outcome) -> BaseException | None:
-    """The exception whose traceback helps: not that of a Fail or Retry the handler chose."""
-    return outcome.cause if outcome.cause is not None and outcome.cause.__traceback__ and _surprising(outcome) else None
-
-
-def _surprising(outcome: Outcome) -> bool:
-    from celery_claim.rows.outcomes import HandlerOutcome
-
-    return not isinstance(outcome.cause, (HandlerOutcome, celery.exceptions.Retry, celery.exceptions.Reject))
